@@ -204,7 +204,7 @@ pub enum PolicyCommand {
     Wrap(crate::policy::wrap::WrapArgs),
     /// Show the active policy.
     Show {
-        /// Print JSON.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
@@ -225,7 +225,7 @@ pub enum PolicyCommand {
     Verify(crate::policy::VerifyArgs),
     /// Show which policies were active, why each was loaded and replaced, and which can be rolled back to.
     History {
-        /// Print JSON.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
@@ -243,7 +243,7 @@ pub enum ProfilesCommand {
     /// Show the kernels that took the most GPU time, in every form, and where profiles
     /// are kept.
     Show {
-        /// Print JSON.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
         /// How many kernels to show.

@@ -40,7 +40,7 @@ pub enum LogCommand {
     Stop,
     /// Show the state of the recording, or of the last one.
     Status {
-        /// Print JSON.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },

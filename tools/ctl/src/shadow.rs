@@ -25,7 +25,7 @@ pub enum ShadowCommand {
     },
     /// Show how often the shadow policy agrees with the active one, and where they differ.
     Status {
-        /// Print JSON.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
