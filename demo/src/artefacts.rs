@@ -30,7 +30,7 @@ impl Artefacts {
         Ok(Self::at(dir))
     }
 
-    /// Those in `dir`.
+    /// Artefacts that were built into `dir`.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }

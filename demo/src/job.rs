@@ -13,7 +13,7 @@ const START_WAIT_MAX: Duration = Duration::from_secs(300);
 pub struct Random(u64);
 
 impl Random {
-    /// Starts at `seed`.
+    /// A generator of the sequence that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -71,7 +71,6 @@ impl Process {
         &self.name
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -79,22 +79,22 @@ impl Scene {
         Ok(Self { artefacts, dir, device_dir, device, serial: 0.into() })
     }
 
-    /// The scratch folder.
+    /// Scratch folder, deleted with the scene.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// What was built.
+    /// The programs and libraries that the scene runs.
     pub fn artefacts(&self) -> &Artefacts {
         &self.artefacts
     }
 
-    /// Where clients register.
+    /// Path of the socket where clients register.
     pub fn socket(&self) -> PathBuf {
         self.dir().join("clients/core.sock")
     }
 
-    /// Where the core takes admin requests.
+    /// Path of the socket where the core takes admin requests.
     pub fn admin_socket(&self) -> PathBuf {
         self.dir().join("admin/core.sock")
     }
@@ -147,7 +147,7 @@ impl Scene {
         self.governed_with(class, name, &[], program)
     }
 
-    /// The same with further options of `tallyctl run`.
+    /// A governed command with further options of `tallyctl run`.
     ///
     /// # Errors
     /// If `tallyctl` was not built.
@@ -237,7 +237,7 @@ impl Scene {
         Ok(command)
     }
 
-    /// Where cores keep what outlives them.
+    /// Folder where cores keep what outlives them.
     pub fn state_dir(&self) -> PathBuf {
         self.dir().join("state")
     }

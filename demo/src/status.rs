@@ -24,12 +24,11 @@ impl Status {
         Ok(Self(printed, read))
     }
 
-    /// By its types.
+    /// The status as `tally_admin` types.
     pub fn read(&self) -> &tally_admin::Status {
         &self.1
     }
 
-    /// The active policy.
     pub fn policy(&self) -> &PolicyReport {
         &self.1.policy
     }

@@ -20,7 +20,7 @@ fn compile(scene: &Scene, from: &str, to: &str, arguments: &[&str]) -> Result<Pa
 }
 
 const LINKED: [&str; 2] = ["-lcuda", "-Wl,--allow-shlib-undefined"];
-/// By number, on x86-64.
+/// Number of `close_range` on x86-64.
 const CLOSE_RANGE: &str = "436";
 const LIBRARY: [&str; 2] = ["-shared", "-fPIC"];
 

@@ -20,7 +20,7 @@ use tally_ipc::ring::{self, Request};
 use tally_ipc::wire::{self, Hello, Welcome};
 use tally_ipc::{ClientRegion, CoreRegion};
 
-/// Of each kind of attacker.
+/// Attackers of each kind.
 const EACH: usize = 20;
 const ROUNDS: u64 = 20;
 const LAUNCHES: u64 = 50;

@@ -26,7 +26,7 @@ fn started(scene: &Scene, name: &str, limit: &str) -> Result<Process> {
     started_behind(scene, name, limit, "")
 }
 
-/// The same, by another program.
+/// Starts the program as [`started`] does, by way of the command `by`.
 fn started_behind(scene: &Scene, name: &str, limit: &str, by: &str) -> Result<Process> {
     let mut shell = scene.command("sh");
     shell.arg("-c").arg(format!("{limit}; exec {by} {} cuda", program(scene)?.display()));

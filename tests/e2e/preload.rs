@@ -392,7 +392,7 @@ fn with_an_old_glibc_the_portable_shim_governs() -> Result<()> {
     Ok(())
 }
 
-/// What `docs/operate.md` states.
+/// `docs/operate.md` states the version checked here.
 #[test]
 fn the_shim_needs_no_newer_glibc_than_stated() -> Result<()> {
     let newest = newest_glibc(&std::fs::read(scene()?.artefacts().file(LIBRARIES[1])?)?);

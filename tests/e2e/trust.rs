@@ -1,5 +1,5 @@
-//! Who may decide what runs: a policy that nobody vouches for is refused by name and the
-//! one active stays, and so it is with one that imports what it was not granted.
+//! Trust in policies: a policy that nobody vouches for, and one that imports what it was not granted, are
+//! refused by name, and the active policy stays.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

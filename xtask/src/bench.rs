@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this package's.
+    /// Run only the benchmarks of this package
     #[arg(long, short)]
     package: Option<String>,
     /// Only the benchmarks whose name contains this, and criterion's own flags; or

@@ -54,7 +54,7 @@ fn folder() -> PathBuf {
     repository().join("sdk/c/bindings")
 }
 
-/// The generated files.
+/// Contents of the generated files by name.
 fn generate() -> Result<BTreeMap<String, Vec<u8>>> {
     let contract = repository().join("wit/policy.wit");
     let text = fs::read_to_string(&contract).with_context(|| contract.display().to_string())?;

@@ -42,7 +42,7 @@ fn demo_selection() -> impl Iterator<Item = &'static str> {
     DEMO.into_iter().flat_map(|package| ["--package", package])
 }
 
-/// Where the programs are after [`everything`].
+/// Folder of the programs after [`everything`].
 pub fn release_dir() -> PathBuf {
     target_dir().join("release")
 }

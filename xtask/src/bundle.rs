@@ -55,7 +55,7 @@ pub struct Args {
     no_build: bool,
 }
 
-/// Build and collect.
+/// Builds everything, unless told not to, and collects it.
 pub fn run(args: &Args) -> Result<()> {
     if !args.no_build {
         build::everything()?;

@@ -8,7 +8,7 @@ use tally_harness::{Artefacts, chaos};
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Faults to make.
+    /// Number of faults to make
     #[arg(long, default_value_t = 1_000)]
     faults: usize,
     /// Seed of the faults: the same one makes the same faults, as far as scheduling allows.

@@ -41,7 +41,7 @@ fn cell(rounds: &Value, key: &str, digits: usize) -> String {
     }
 }
 
-/// As in `docs/operate.md`.
+/// The results as the tables of `docs/operate.md`.
 fn tables(found: &Value) -> String {
     let mut out = String::from(
         "| fault | first counted, ms | disabled, and why, ms | good policy back, ms | a failed call, us | launch before, us | longest before, us | \

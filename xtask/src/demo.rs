@@ -47,7 +47,7 @@ impl On {
 /// Demonstrations besides the usual one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum What {
-    /// An A/B test.
+    /// Run an A/B test
     Ab,
 }
 
@@ -85,7 +85,7 @@ pub struct Args {
     sms: Option<u32>,
 }
 
-/// Build, measure, print.
+/// Builds the programs, measures, and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     ensure!(args.seconds > 0.0, "--seconds must be above 0");
     for file in args.policy.iter().chain(&args.policy_config) {
@@ -173,7 +173,7 @@ impl Demo {
         Ok(Report { device, seconds: self.seconds, rate_per_s: rate, runs })
     }
 
-    /// Both programs at once.
+    /// Runs both programs at once.
     fn together(&self, rate: f64, sharing: &Sharing) -> Result<Run> {
         let scene = Scene::new(&self.artefacts, self.device)?;
         let (server, trainer) = (self.server(&scene, Load::Rate(rate))?, self.trainer(&scene)?);

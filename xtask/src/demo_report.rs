@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 /// High-priority p99 under `tally-priority` over that of the unscheduled run.
 const P99_OVER_UNSCHEDULED_MAX: f64 = 0.5;
-/// The same over that of the run alone.
+/// Most that p99 may be over that of the run alone.
 const P99_OVER_ALONE_MAX: f64 = 1.5;
 /// Best-effort throughput under `tally-priority` over that of its run alone.
 const THROUGHPUT_OF_ALONE_MIN: f64 = 0.3;
@@ -15,7 +15,7 @@ const THROUGHPUT_OF_ALONE_MIN: f64 = 0.3;
 /// The run under the user's own policy.
 pub const YOURS: &str = "yours";
 
-/// One way of sharing.
+/// Figures of one way to share the device.
 pub struct Run {
     hp_p50_ms: f64,
     hp_p99_ms: f64,
@@ -33,7 +33,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// From what the two programs printed.
+    /// The figures that the two programs printed.
     pub fn new(hp: &Value, be: &Value, decisions: u64) -> Result<Self> {
         let time = |kind: &str, at: &str| {
             hp[kind][at].as_f64().with_context(|| {
@@ -80,9 +80,9 @@ impl Run {
     }
 }
 
-/// All of it.
+/// All measurements of a demonstration.
 pub struct Report {
-    /// The device's name.
+    /// Name of the GPU or of the software device.
     pub device: String,
     /// Length of each measurement.
     pub seconds: f64,
@@ -98,7 +98,7 @@ struct Verdict {
 }
 
 impl Report {
-    /// One object, on one line.
+    /// The report as one JSON object on one line.
     pub fn json(&self) -> Value {
         let runs: serde_json::Map<_, _> =
             self.runs.iter().map(|(name, run)| ((*name).to_owned(), run.json())).collect();
@@ -207,7 +207,7 @@ impl Report {
         Ok(())
     }
 
-    /// All claims borne out.
+    /// Fails unless the ratios that the verdict names are met.
     pub fn ratios_are_met(&self) -> Result<()> {
         let missed: Vec<_> =
             self.verdicts().into_iter().filter(|v| !v.met).map(|v| v.text).collect();

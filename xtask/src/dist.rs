@@ -35,7 +35,7 @@ const BUILT: [(&str, &str, u32); 5] = [
     ("libtally_preload.so", "lib/tally", 0o644),
     ("libtally_shim.so", "lib/tally", 0o644),
 ];
-/// From the repository.
+/// Files that are taken from the repository, with their folder in the archive.
 const KEPT: [(&str, &str); 5] = [
     ("LICENSE", ""),
     ("README.md", ""),
@@ -44,7 +44,7 @@ const KEPT: [(&str, &str); 5] = [
     ("core/daemon/tally-core.example.toml", "share/doc/tally"),
 ];
 
-/// Build and pack.
+/// Builds everything, unless told not to, and packs the archive.
 pub fn run(args: &Args) -> Result<()> {
     if !args.no_build {
         build::everything()?;

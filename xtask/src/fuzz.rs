@@ -30,7 +30,7 @@ pub struct Args {
     bundle: Option<PathBuf>,
 }
 
-/// Where a target is built.
+/// The package that a fuzz target is built in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Package {
     Own,

@@ -43,7 +43,7 @@ pub struct Toolchain {
     pub cargo: PathBuf,
     /// Changes whenever the compiler or its standard library does.
     pub identity: String,
-    /// Environment it needs.
+    /// Environment variables that `cargo` needs to be run with.
     pub environment: Vec<(&'static str, OsString)>,
 }
 
@@ -51,7 +51,7 @@ pub struct Toolchain {
 pub struct Component {
     /// The folder of its crate.
     pub name: String,
-    /// Where Cargo put it.
+    /// Path of the component that Cargo built.
     pub file: PathBuf,
 }
 

@@ -32,7 +32,7 @@ const TRACES: [&str; 6] =
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this language.
+    /// Test or measure this language only
     #[arg(long, value_enum)]
     lang: Option<Lang>,
     /// Measure the examples and print a table, instead of testing.
@@ -43,17 +43,17 @@ pub struct Args {
 /// A language that there is an SDK for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Lang {
-    /// Policies in Rust
+    /// Rust policies, with `sdk/rust`
     Rust,
-    /// Policies in C
+    /// C policies, with `sdk/c`
     C,
-    /// Policies in JavaScript
+    /// JavaScript policies, with `sdk/js`
     Js,
-    /// Policies in Python
+    /// Python policies, with `sdk/python`
     Python,
 }
 
-/// In order of what they cost.
+/// Languages in rising order of what their policies cost.
 const ALL: [Lang; 4] = [Lang::Rust, Lang::C, Lang::Js, Lang::Python];
 
 impl Lang {
@@ -143,7 +143,7 @@ pub fn left_out() -> Vec<String> {
         .collect()
 }
 
-/// Test, or measure.
+/// Tests the policies of each language, or measures the examples.
 pub fn run(args: &Args) -> Result<()> {
     let chosen = ALL.into_iter().filter(|lang| args.lang.is_none_or(|only| only == *lang));
     let mut suite = Suite::new()?;
@@ -388,7 +388,7 @@ impl Suite {
     }
 }
 
-/// Where Rust projects are compiled.
+/// Target folder of the Rust projects.
 fn rust_target_dir() -> PathBuf {
     target_dir().join("languages-rust")
 }
@@ -461,7 +461,7 @@ impl Toolchain {
     }
 }
 
-/// As one word of a shell.
+/// The text quoted as one word of a shell.
 fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"))
 }

@@ -54,7 +54,7 @@ enum Task {
     Demo(demo::Args),
     /// Build everything and run all tests, the ones across processes included.
     Test(test::Args),
-    /// Run the benchmarks.
+    /// Build and run the benchmarks.
     Bench(bench::Args),
     /// Build, check and compare policies in every language whose tools are here.
     Languages(languages::Args),

@@ -27,7 +27,7 @@ pub struct Args {
     project: Option<PathBuf>,
 }
 
-/// Build them all.
+/// Builds the policies to WebAssembly components.
 pub fn run(args: &Args) -> Result<()> {
     let root = repository();
     let toolchain = guest::find(args.refresh_toolchain)?;

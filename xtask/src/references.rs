@@ -34,7 +34,7 @@ pub struct Args {
     no_build: bool,
 }
 
-/// Write, or compare.
+/// Writes the documents, or compares them with the committed ones.
 pub fn run(args: &Args) -> Result<()> {
     if !args.no_build {
         build::everything()?;

@@ -50,7 +50,7 @@ pub fn zig() -> Option<String> {
     }
 }
 
-/// Both libraries, built and checked.
+/// Builds both libraries with this `zig`, and checks them.
 pub fn build_with(zig: &str) -> Result<[PathBuf; 2]> {
     let work = target_dir().join("portable");
     fs::create_dir_all(&work)?;

@@ -333,7 +333,7 @@ fn kernels_tests(names: &[&str], filter: Option<&str>) -> Command {
     test
 }
 
-/// Where it runs, for people.
+/// Folder that a command runs in, for messages.
 fn command_dir(command: &Command) -> &Path {
     let dir = command.get_current_dir().unwrap_or(Path::new("."));
     dir.strip_prefix(repository()).ok().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(dir)

@@ -3,7 +3,6 @@
 /// Passed and failed tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Tests that passed.
     pub passed: u64,
     /// Tests that failed, or timed out.
     pub failed: u64,

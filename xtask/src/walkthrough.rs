@@ -1,8 +1,8 @@
 //! Follows a tutorial to the letter: the section `Tutorial` of `docs/policies.md`.
 //!
-//! Of its fenced blocks those marked `sh` are run, one after the other in one shell, and
-//! those marked with a language and a file (`rust src/lib.rs`) are written to that file.
-//! Others are for reading. What the tutorial promises is then looked at in what it left.
+//! Fenced blocks marked `sh` are run, one after the other in one shell; those marked with a language and a file
+//! (`rust src/lib.rs`) are written to that file; all others are for reading. Then the files that the tutorial
+//! promises are checked.
 
 use crate::languages::{Environment, in_environment};
 use crate::{build, repository};

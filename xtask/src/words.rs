@@ -29,7 +29,7 @@ const GUIDES: [&str; 5] =
 /// Where a word of [`WORDS`] must not be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Code and documents.
+    /// Source code and documents alike.
     Everywhere,
     /// Documents; code may have it as an ordinary word.
     Documents,
@@ -94,7 +94,7 @@ const SKIPPED: [&str; 5] =
 
 /// A file that is checked.
 struct File {
-    /// From the root, with slashes.
+    /// Path from the repository's root, with slashes.
     path: String,
     text: String,
 }
@@ -116,7 +116,7 @@ impl File {
     }
 }
 
-/// What is checked.
+/// The files that the checks read.
 struct Tree {
     root: PathBuf,
     files: Vec<File>,

@@ -1,11 +1,11 @@
 //! Calls rustc for Cargo while guests are built, with the one flag mended that
 //! would make a component depend on where the repository lies.
 //!
-//! Cargo tells crates apart by a hash (`-C metadata`), which it makes of a crate's
-//! absolute path if that is outside of the workspace, as the SDK is from a policy.
-//! The hash ends up in symbol names and type ids, and so in the component. Here it
-//! is made anew, of what identifies the crate wherever it lies. No setting of Cargo's does that, and the policies
-//! cannot share a workspace with the SDK but in the repository's root, which has the core's.
+//! Cargo tells crates apart by a hash (`-C metadata`). For a crate outside of the workspace, as the SDK is for
+//! a policy, it hashes the crate's absolute path. The hash ends up in symbol names and type ids, and so in the
+//! component. This wrapper replaces it with a hash of what identifies the crate wherever it lies. No setting of
+//! Cargo does that, and policies could share a workspace with the SDK only in the repository's root, which
+//! already has the core's.
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};

@@ -24,7 +24,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("resnet50-b128-train", "resnet50_train_b128"),
     ("resnet50-train", "resnet50_train_b64"),
 ];
-/// Of the arrivals in `bench/gpu/step_pairs.py`.
+/// Seed of the arrivals in `bench/gpu/step_pairs.py`.
 const SEED: u32 = 7;
 /// An inference alone may take so much longer in a row's mode than it did at first, and under MPS, where
 /// every graph does, so much more; else its host changed in between (`bench/gpu/step_pairs.py`).
@@ -55,13 +55,13 @@ pub struct Measured<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Own {
     steps_per_s: f64,
-    /// Of that, with requests.
+    /// Share of `steps_per_s` that it makes beside requests.
     share: f64,
     /// It ran so long for this, after a warm-up of as long.
     seconds: f64,
 }
 
-/// Both side by side.
+/// A measured row and its simulation, side by side.
 #[derive(Serialize)]
 pub struct Compared {
     pub hp: String,
@@ -86,7 +86,7 @@ pub struct Compared {
     /// What it makes alone in the row's mode over what it makes alone without a core.
     pub alone_share: Option<f64>,
     pub measured_alone_share: Option<f64>,
-    /// Of several draws the one whose p99 is the median.
+    /// The draw whose p99 is the median of several.
     pub report: Report,
 }
 
@@ -322,7 +322,7 @@ fn plain_steps_per_s(low: &Trace) -> f64 {
     1e9 / low.timed_in(SharingMode::Timeslice).period_ns.max(1) as f64
 }
 
-/// The same training, so many times as slow alone.
+/// Makes the training `by` times as slow alone.
 fn slow_down(low: &mut Trace, by: f64) {
     low.alone = low
         .alone

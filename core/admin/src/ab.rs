@@ -7,9 +7,7 @@ use tally_ab::{Arm, Metric, Reason, Verdict};
 /// How far an A/B test is: the answer to `ab_start` and `ab_status`, and `experiment` in status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AbStatus {
-    /// Still under way.
     pub running: bool,
-    /// What is compared.
     pub metric: Metric,
     pub a: String,
     pub b: String,
@@ -21,7 +19,7 @@ pub struct AbStatus {
     pub blocks: usize,
     /// Finished pairs that say something.
     pub pairs: usize,
-    /// Since it began, s.
+    /// Time since it began, s.
     pub elapsed_s: f64,
     /// It ends at the latest after, s.
     pub time_s_max: f64,
@@ -30,10 +28,10 @@ pub struct AbStatus {
     /// Evidence that decides; it is enough beyond `e_value_needed`.
     pub e_value: f64,
     pub e_value_needed: f64,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<Reason>,
-    /// The same for people.
+    /// What `ended` means, for people.
     pub message: String,
     /// What to do, as known so far.
     pub verdict: Verdict,

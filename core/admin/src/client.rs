@@ -19,16 +19,15 @@ pub struct Identity {
     pub class_reason: String,
 }
 
-/// A connected client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
     #[serde(flatten)]
     pub identity: Identity,
-    /// Since it registered, s.
+    /// Time since it registered, s.
     pub connected_s: f64,
     /// Whether its launches are governed.
     pub governed: bool,
-    /// Why not; empty if they are.
+    /// Why its launches are not governed; empty if they are.
     pub not_governed_reason: String,
     /// Launches so far, all entry points.
     pub launches: u64,
@@ -47,7 +46,6 @@ pub struct ClientStatus {
     pub lingered: u64,
     /// Launches on streams beyond those tracked.
     pub stream_overflow: u64,
-    /// What was decided.
     pub decisions: Decisions,
     /// How launches were transformed.
     pub transformed: Transformed,
@@ -58,7 +56,7 @@ pub struct ClientStatus {
     pub why: Option<Why>,
     /// Time launches waited, by the core's account, ms.
     pub waited_ms: f64,
-    /// The same by the client's threads' account, ms.
+    /// Time launches waited, by the account of the client's threads, ms.
     pub waited_client_ms: f64,
     /// GPU time that its launches were charged, ms: measured, or else estimated from when the end was seen. For a
     /// high-priority client, the time that it was busy.
@@ -70,16 +68,16 @@ pub struct ClientStatus {
     pub launches_measured: u64,
     /// High priority: it has work on the GPU now.
     pub busy: bool,
-    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and not waited for any
-    /// longer.
+    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and counted as idle
+    /// from then on.
     pub standstills: u64,
     /// Launches granted and not done.
     pub in_flight: u64,
-    /// Their predicted GPU time, us.
+    /// Predicted GPU time of these launches, us.
     pub in_flight_us: f64,
     /// Its in-flight window, us.
     pub window_us: f64,
-    /// Its launches are not decided.
+    /// Its launches are ungated: they start without a decision.
     pub standing_grant: bool,
     /// Why its last launch was decided as it was, in the policy's words; `null` if the policy gave no reason.
     #[serde(deserialize_with = "required")]
@@ -119,7 +117,7 @@ words! {
         HighPriority = "high_priority",
         /// Held for another reason.
         Policy = "policy",
-        /// Its in-flight window is full.
+        /// The client's in-flight window is full.
         Window = "window",
         /// A launch under way has yielded.
         Yielding = "yielding",
@@ -143,7 +141,6 @@ pub struct Decisions {
     pub window_full: u64,
     /// Granted although the window was full, because nothing in it ended.
     pub window_stalls: u64,
-    /// Run as slices.
     pub sliced: u64,
     pub preemptible: u64,
     /// Run on a subset of the SMs.
@@ -164,7 +161,7 @@ pub struct Transformed {
     pub kernels_refused: u64,
     /// Launches run as slices.
     pub sliced: u64,
-    /// Of these, by offset: each slice a launch of its own blocks only.
+    /// Sliced launches whose slices are launches of their own blocks only, by offset block indices.
     pub sliced_by_offset: u64,
     /// Launches run so that they yield.
     pub preemptible: u64,
@@ -176,15 +173,15 @@ pub struct Transformed {
     pub graph_nodes_transformed: u64,
     /// Times it was asked to yield while a transformed launch was under way.
     pub yields: u64,
-    /// It is asked to yield now.
+    /// The client is asked to yield now.
     pub yielded: bool,
     /// Launches that yielded at least once.
     pub launches_yielded: u64,
     /// Transformed launches whose blocks waited for one another, and that were rescued.
     pub rescued: u64,
-    /// From being asked to yield until a launch had, of the latest, median, us.
+    /// Median time from being asked to yield until a launch had, over the latest, us.
     pub turnaround_us_p50: f64,
-    /// 99th percentile of the same, us.
+    /// 99th percentile of these times, us.
     pub turnaround_us_p99: f64,
 }
 
@@ -213,7 +210,7 @@ words! {
 /// What a client's shim reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Hardware time slice.
+    /// Whether the wanted time slice has been set in the driver's channel groups.
     pub time_slice: MechanismState,
     /// The time slice that is wanted, us; 0: the driver's.
     pub time_slice_us: u32,
@@ -236,20 +233,20 @@ pub struct Report {
     pub device_uuid: String,
 }
 
-/// Sums over clients.
+/// Sums over all clients of one class that registered since the core started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Clients that registered.
+    /// Clients, whether they are connected or left.
     pub registered: u64,
-    /// Of them, connected now.
+    /// Clients that are connected now.
     pub connected: u64,
-    /// Of them, dropped because they broke the protocol.
+    /// Clients dropped because they broke the protocol.
     pub dropped: u64,
     /// Launches, all entry points.
     pub launches: u64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::charged_ms`] defines it.
     pub charged_ms: f64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::measured_ms`] defines it.
     pub measured_ms: f64,
     /// Launches of which `measured_ms` is the sum.
     pub launches_measured: u64,
@@ -260,7 +257,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Count others in.
+    /// Adds to each field. Times add up as floating-point numbers, launches saturate.
     pub fn add(&mut self, other: Totals) {
         self.registered += other.registered;
         self.connected += other.connected;
@@ -281,12 +278,11 @@ pub struct Departed {
     pub identity: Identity,
     /// How long it was connected, s.
     pub connected_s: f64,
-    /// How it left.
+    /// How it left; `dropped: ` and the reason if it broke the protocol.
     pub reason: String,
     /// Launches, all entry points.
     pub launches: u64,
     pub launches_by_entry_point: EntryPoints,
-    /// What was decided.
     pub decisions: Decisions,
     /// How launches were transformed.
     pub transformed: Transformed,
@@ -294,9 +290,9 @@ pub struct Departed {
     pub unscheduled: u64,
     /// Time launches waited, ms.
     pub waited_ms: f64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::charged_ms`] defines it.
     pub charged_ms: f64,
-    /// As of [`ClientStatus`].
+    /// As [`ClientStatus::measured_ms`] defines it.
     pub measured_ms: f64,
     /// Launches of which `measured_ms` is the sum.
     pub launches_measured: u64,

@@ -39,7 +39,7 @@ use std::path::PathBuf;
 #[serde(deny_unknown_fields)]
 pub struct Source {
     pub file: PathBuf,
-    /// Its configuration, if any.
+    /// File of its configuration, if it has one.
     #[serde(default)]
     pub config_file: Option<PathBuf>,
 }
@@ -53,7 +53,7 @@ pub enum Request {
         #[serde(default)]
         kernels: Option<usize>,
     },
-    /// The active policy.
+    /// The active policy and its figures.
     PolicyShow {},
     /// Make a policy the active one. With its files.
     PolicyLoad {
@@ -116,7 +116,7 @@ pub enum RecordRequest {
         /// End at this size.
         #[serde(default)]
         bytes_max: Option<u64>,
-        /// Also completions that the policy does not ask for.
+        /// Whether to record completions that the policy does not ask for, too.
         #[serde(default)]
         completions: bool,
     },
@@ -135,7 +135,6 @@ pub enum RecordRequest {
         #[serde(default)]
         cpu_percent: Option<f64>,
     },
-    /// End the shadow.
     ShadowStop {},
     /// How the shadow does.
     ShadowStatus {},
@@ -164,11 +163,11 @@ pub enum Code {
     Denied,
     /// The policy could not be loaded; the old one stays active.
     PolicyRefused,
-    /// Not while an A/B test runs, or none runs; or another request came before.
+    /// Refused while an A/B test runs, because none runs, or because another request came before.
     Conflict,
     /// The core cannot answer now.
     Unavailable,
-    /// Of a newer core.
+    /// A code that only a newer core knows.
     #[serde(other)]
     Unknown,
 }
@@ -185,7 +184,6 @@ pub struct Refusal {
 pub enum Answer<T> {
     /// What was asked for.
     Ok(T),
-    /// It was refused.
     Error(Refusal),
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 words! {
     /// Why a policy was loaded.
     pub enum LoadedBecause {
-        /// The core started.
+        /// It was loaded at start, from `policy.file`.
         Start = "start",
         /// Somebody asked for it.
         Asked = "asked",
@@ -31,11 +31,10 @@ words! {
     pub enum UnloadedBecause {
         /// Another was asked for.
         Replaced = "replaced",
-        /// Its file changed.
         FileChanged = "file-changed",
         /// Somebody asked to go back to an earlier one.
         RolledBack = "rolled-back",
-        /// It failed too often.
+        /// It was disabled for failing too often.
         Disabled = "disabled",
     }
 }
@@ -59,16 +58,16 @@ fn answered_source<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Source>,
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", content = "why", rename_all = "kebab-case")]
 pub enum Restored {
-    /// There was none to offer.
+    /// There was no state to offer.
     #[default]
     NotOffered,
-    /// The policy does not export `state`: it starts without.
+    /// The policy does not export `state`, and starts without it.
     NoInterface,
-    /// It goes on from there.
+    /// The policy took the state over.
     Accepted,
-    /// It said why it is of no use, and started without.
+    /// The policy said why it cannot use the state, and started without it.
     Refused(String),
-    /// Its `restore` failed, and a new instance started without.
+    /// The policy's `restore` failed, and a new instance started without the state.
     Failed(String),
 }
 
@@ -141,9 +140,9 @@ pub struct PolicyReport {
     pub built_in_rule_launches: u64,
     /// Calls that failed, all policies of this run of the core.
     pub faults: Faults,
-    /// `faults.trap`, for alerts.
+    /// The same number as `faults.trap`, at the top level for alerts.
     pub traps: u64,
-    /// `faults.overrun`, for alerts.
+    /// The same number as `faults.overrun`, at the top level for alerts.
     pub overruns: u64,
     /// The last fault's message.
     #[serde(deserialize_with = "required")]
@@ -152,9 +151,9 @@ pub struct PolicyReport {
     pub disabled: bool,
     /// Times it was started anew after a fault.
     pub respawns: u64,
-    /// Its own counters.
+    /// Counters that the policy defined itself.
     pub counters: BTreeMap<String, u64>,
-    /// Its own gauges.
+    /// Gauges that the policy defined itself.
     pub gauges: BTreeMap<String, i64>,
     /// Log lines of it that were dropped for coming too fast.
     pub log_dropped: u64,
@@ -163,7 +162,7 @@ pub struct PolicyReport {
     /// The last failed load since a policy was put active.
     #[serde(deserialize_with = "required")]
     pub last_load_error: Option<LoadFailure>,
-    /// Its faults that are not forgotten.
+    /// Faults of the policy that are not forgotten yet.
     pub strikes: u32,
     /// The last policy that was disabled; not necessarily the active one.
     #[serde(deserialize_with = "required")]
@@ -191,7 +190,7 @@ pub struct FaultCounts {
     pub trap: u64,
     /// Too much fuel, time or data in one call.
     pub overrun: u64,
-    /// Too much memory.
+    /// It grew beyond `memory_bytes`.
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,
@@ -265,7 +264,7 @@ pub struct LastDisabled {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwapPauseUs {
     pub count: u64,
-    /// Of the latest, us.
+    /// Pause of the latest change, us.
     pub last: f64,
     /// Median of all, us.
     pub p50: f64,

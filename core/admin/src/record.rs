@@ -21,7 +21,7 @@ pub struct LogStatus {
     pub bytes: u64,
     /// Records that found no room between the threads.
     pub dropped: u64,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<String>,
     /// Why the file is not complete; `null` if it is, or is still being written.
@@ -32,7 +32,7 @@ pub struct LogStatus {
 /// How a shadow does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowStatus {
-    /// It sees and answers.
+    /// The shadow sees launches and answers them.
     pub running: bool,
     pub name: String,
     /// SHA-256 of its file.
@@ -60,7 +60,7 @@ pub struct ShadowStatus {
     pub kernels: Vec<ShadowShare>,
     /// Clients with the most differences.
     pub clients: Vec<ShadowShare>,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<String>,
 }
@@ -77,17 +77,17 @@ pub struct ShadowShare {
 /// A shadow in [`Status`](crate::Status).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowBrief {
-    /// It sees and answers.
+    /// The shadow sees launches and answers them.
     pub running: bool,
     pub name: String,
     pub decisions: u64,
-    /// Of those, equal, percent.
+    /// Share of equal decisions, percent.
     pub agreement_percent: f64,
     /// Decisions left out for want of CPU time.
     pub skipped: u64,
     /// Records that found no room between the threads.
     pub dropped: u64,
-    /// Why it ended.
+    /// Why it ended; `null` until then.
     #[serde(deserialize_with = "required")]
     pub ended: Option<String>,
 }

@@ -22,11 +22,11 @@ pub struct Status {
     pub core: CoreStatus,
     /// How clients share the GPU.
     pub sharing: SharingStatus,
-    /// The active policy.
     pub policy: PolicyReport,
     /// From submission seen by the core to answered: launches answered at once.
     pub decision_latency: Quantiles,
-    /// The same for launches that were held or found their window full.
+    /// Time from submission seen by the core to answered, of launches that were held or found their window
+    /// full.
     pub held_latency: Quantiles,
     /// High-priority work is on the GPU now.
     pub high_priority_busy: bool,
@@ -47,7 +47,6 @@ pub struct Status {
     /// there was none.
     #[serde(deserialize_with = "required")]
     pub experiment: Option<crate::ab::AbStatus>,
-    /// The decision log.
     pub log: LogStatus,
     /// The policy that sees what the active one sees; `null` if there was none.
     #[serde(deserialize_with = "required")]
@@ -61,9 +60,9 @@ pub struct CoreStatus {
     pub protocol: u32,
     pub pid: u32,
     pub uid: u32,
-    /// Since it started, s.
+    /// Time since the core started, s.
     pub uptime_s: f64,
-    /// The dispatch thread spins so long before it sleeps, us.
+    /// Time that the dispatch thread spins before it sleeps, us.
     pub spin_us: u64,
     /// The CPU that the dispatch thread was to run on.
     #[serde(deserialize_with = "required")]
@@ -75,9 +74,9 @@ pub struct CoreStatus {
     pub parks: u64,
     /// UUID of the GPU that it serves; empty until a client has launched something.
     pub gpu: String,
-    /// Where clients register.
+    /// Path of the Unix socket where clients register.
     pub socket: String,
-    /// Where admin requests are taken.
+    /// Path of the Unix socket that takes admin requests.
     pub admin_socket: String,
     /// Clients served at once: as configured, or as many as there are descriptors for.
     pub clients_max: usize,
@@ -93,9 +92,7 @@ pub struct Quantiles {
     pub count: u64,
     /// Median of them, us.
     pub p50_us: f64,
-    /// 99th percentile, us.
     pub p99_us: f64,
-    /// 99.9th percentile, us.
     pub p999_us: f64,
     pub max_us: f64,
 }
@@ -125,7 +122,7 @@ pub struct SharingStatus {
     pub refresh: Option<RefreshStatus>,
 }
 
-/// The MPS daemon.
+/// The MPS control daemon, whether the core started it or found it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MpsStatus {
     pub pipe_directory: PathBuf,
@@ -143,7 +140,7 @@ pub struct MpsStatus {
 /// Changes of context that the core forces under MPS.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefreshStatus {
-    /// Between two, ms.
+    /// Time between two of them, ms.
     pub every_ms: u64,
     /// `waiting for clients of both classes`, `running`, or why there are no more.
     pub state: String,

@@ -15,7 +15,7 @@ use wasmparser_bounded::{
     InstanceTypeDeclaration, Parser, Payload,
 };
 
-/// Items so far.
+/// Items seen so far at all levels, each within its limit.
 #[derive(Default)]
 struct Count {
     parts: u64,

@@ -1,4 +1,4 @@
-//! The compiler process.
+//! The compiler process: confines itself, then compiles the component on its standard input.
 
 use crate::confine::{self, Limits};
 use crate::{entry, settings, threads};

@@ -13,10 +13,10 @@
 //!                                              (canon lift (core func $again-decide) ..)
 //! ```
 //!
-//! What stands behind counts its core modules, instances and functions from then on, so
-//! those numbers are changed. A component in which anything else could refer to them is left as it is, as are
-//! those that are not valid (but for their code, which the compiler looks at), and those whose functions are lifted in
-//! a component within, as some tools for interpreted languages have it.
+//! Inserting the module shifts the indices of core modules, instances and functions that follow, so those are
+//! renumbered. A component is left as it is if anything else could refer to these indices, if it is not valid
+//! (its code aside, which the compiler checks), or if its functions are lifted in a nested component, as some
+//! tools for interpreted languages do.
 
 use wasm_encoder as enc;
 use wasmparser::{
@@ -73,13 +73,13 @@ struct Moved {
 }
 
 impl Moved {
-    /// The next one of the component's own.
+    /// Counts the next item of the component's own.
     fn own(&mut self) {
         self.to.push(self.count);
         self.count += 1;
     }
 
-    /// One that is added: its number.
+    /// Counts an added item, and returns its number.
     fn added(&mut self) -> u32 {
         self.count += 1;
         self.count - 1

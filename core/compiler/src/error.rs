@@ -4,9 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it has more than {most} {what}")]
 pub struct TooMany {
-    /// The parts that are counted, in the plural.
+    /// What there is too much of, as a plural noun.
     pub what: &'static str,
-    /// How many parts are allowed.
+    /// Number that is allowed.
     pub most: u64,
 }
 
@@ -34,13 +34,13 @@ pub enum CompileError {
     /// The native code is too long.
     #[error("its native code is longer than {0} bytes")]
     Output(u64),
-    /// Somebody wanted something else meanwhile.
+    /// A later request stopped the compilation.
     #[error("stopped, for another request came")]
     Cancelled,
     /// The compiler died of something else: a bug in it.
     #[error("the compiler failed ({how}){}", if .said.is_empty() { String::new() } else { format!(": {}", .said) })]
     Crashed {
-        /// Its exit code or signal.
+        /// Exit code or signal of the compiler process.
         how: String,
         /// The last line that it wrote.
         said: String,

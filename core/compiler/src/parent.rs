@@ -22,9 +22,9 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 const SAID_BYTES_MAX: u64 = 16 << 10;
 /// The compiler may take this many times its CPU time by the wall clock: a busy machine gives it only a share.
 const WALL_FACTOR: u64 = 10;
-/// Rust says so before it aborts.
+/// Beginning of Rust's message before it aborts for want of memory.
 const OUT_OF_MEMORY: &str = "memory allocation of";
-/// So does Linux, of a mapping.
+/// Linux's text for a memory mapping that failed.
 const NO_MAPPING: &str = "Cannot allocate memory";
 
 /// How much a compiler process may use.
@@ -34,7 +34,7 @@ pub struct CompileLimits {
     pub memory_bytes: u64,
     /// CPU time of all its threads, s.
     pub cpu_s: u64,
-    /// Native code, bytes.
+    /// Native code that it may write, bytes.
     pub output_bytes: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct CompileLimits {
 pub struct Cancel(Option<Arc<OwnedFd>>);
 
 impl Cancel {
-    /// One that can be used.
+    /// A handle that can stop a compilation.
     ///
     /// # Errors
     /// Without a descriptor left.
@@ -52,7 +52,7 @@ impl Cancel {
         Ok(Cancel(Some(Arc::new(event))))
     }
 
-    /// One that never is.
+    /// A handle that never stops anything.
     pub fn never() -> Self {
         Cancel(None)
     }

@@ -25,11 +25,10 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// All that there are.
     pub const ALL: [Capability; 3] =
         [Capability::Identity, Capability::KernelIdentity, Capability::HighPriority];
 
-    /// As in the configuration, and in the contract as the interface's name.
+    /// Name in the configuration, which is that of the contract's interface.
     pub const fn name(self) -> &'static str {
         match self {
             Capability::Identity => "identity",
@@ -86,7 +85,7 @@ impl Capabilities {
         self.0 & capability.bit() != 0
     }
 
-    /// Those of these that are not among the others.
+    /// The capabilities of this set that are not in `others`.
     pub const fn without(self, others: Self) -> Self {
         Capabilities(self.0 & !others.0)
     }

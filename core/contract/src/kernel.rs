@@ -23,9 +23,9 @@ pub enum Transformation {
     /// Nothing is known yet.
     #[default]
     Unknown,
-    /// Nothing speaks against it.
+    /// It may be transformed when a policy asks for it.
     Preparable,
-    /// It is under way.
+    /// Its transformed form is being made.
     Preparing,
     Ready {
         /// It can run as several launches of block ranges.
@@ -33,7 +33,7 @@ pub enum Transformation {
         /// It can yield when asked.
         preemptible: bool,
     },
-    /// It cannot be, and why.
+    /// It cannot be transformed, for this reason.
     WholeOnly(&'static str),
     /// The process that said so last cannot transform it, and why; another may.
     WholeHere(&'static str),
@@ -42,14 +42,14 @@ pub enum Transformation {
 /// What a policy can learn of a kernel besides its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelView {
-    /// Launches measured whole.
+    /// Measured launches that ran whole.
     pub count: u64,
     pub mean_ns: u64,
-    /// Median of the recent ones.
+    /// Median of the most recent measurements.
     pub median_ns: u64,
-    /// 99th percentile of those.
+    /// 99th percentile of the same measurements.
     pub p99_ns: u64,
-    /// The latest one.
+    /// GPU time of the latest measured launch.
     pub recent_ns: u64,
     /// Whether it is transformed.
     pub transformation: Transformation,
@@ -69,7 +69,7 @@ pub struct FormView {
     pub median_ns: u64,
     /// 99th percentile of those.
     pub p99_ns: u64,
-    /// The latest one.
+    /// GPU time of the latest measured launch in this form.
     pub recent_ns: u64,
     pub turnaround_ns: u64,
 }

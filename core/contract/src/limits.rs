@@ -9,7 +9,7 @@ use std::fmt;
 /// What a value counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things that the text names.
+    /// Things, as the limit's text names them.
     Count,
     Bytes,
     /// About one for each WebAssembly instruction.
@@ -23,7 +23,7 @@ pub enum Unit {
 /// A limit, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// That of the constant.
+    /// Name of the constant.
     pub name: &'static str,
     pub value: u64,
     pub unit: Unit,
@@ -200,7 +200,7 @@ limits! {
         RING_SLOTS: usize = 256, Count;
         /// Names of kernels of a client that are told apart. Launches of further ones have no profile.
         KERNEL_SLOTS: usize = 4_096, Count;
-        /// Launches in parts of a client under way. Further ones run whole.
+        /// A client's launches in parts that are under way. Further ones run whole.
         LAUNCHES_OPEN_MAX: usize = 64, Count;
         /// Parts under way of a client's launches in parts, beyond which launches run whole: a part takes two entries
         /// of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
@@ -225,7 +225,8 @@ limits! {
         /// Memory of the process that compiles it. Beyond it: refused.
         /// Default of `policy.limits.compile_memory_bytes`.
         COMPILE_MEMORY_BYTES: usize = 512 << 20, Bytes;
-        /// CPU time of that process. Beyond it: refused. Default of `policy.limits.compile_cpu_s`.
+        /// CPU time of the process that compiles it. Beyond it: refused. Default of
+        /// `policy.limits.compile_cpu_s`.
         COMPILE_CPU_S: u64 = 60, S;
         /// Components in one another; deeper ones are refused, as is more of anything below. Composition tools
         /// make three.

@@ -21,7 +21,7 @@ pub const WINDOW_OPEN: u64 = u64::MAX;
 pub enum Class {
     /// Latency-critical: its launches are ungated.
     High,
-    /// Each launch is decided.
+    /// Each launch is gated: it waits for a decision.
     BestEffort,
 }
 
@@ -34,35 +34,32 @@ pub mod launch_state {
     pub const OFFERED_AGAIN: u32 = 1 << 1;
     /// A CUDA graph launch.
     pub const GRAPH: u32 = 1 << 2;
-    /// A cooperative launch.
+    /// All blocks must be resident at once.
     pub const COOPERATIVE: u32 = 1 << 3;
     /// Launched with thread-block clusters.
     pub const CLUSTERED: u32 = 1 << 4;
-    /// All of them.
     pub const ALL: u32 = (1 << 5) - 1;
 }
 
 /// Bits of [`Launch::offered`], in the order of the contract's `forms-offered`.
 pub mod forms_offered {
-    /// Can run sliced.
     pub const SLICED: u32 = 1 << 0;
-    /// Can yield at block boundaries.
+    /// The kernel can yield at block boundaries when asked.
     pub const PREEMPTIBLE: u32 = 1 << 1;
     /// Can run on some of the SMs.
     pub const SM_LIMITED: u32 = 1 << 2;
-    /// Could be transformed.
+    /// The kernel is not transformed yet, and may turn out sliceable or preemptible. Deciding for such a form
+    /// has it transformed for later launches.
     pub const PREPARABLE: u32 = 1 << 3;
-    /// All of them.
     pub const ALL: u32 = (1 << 4) - 1;
 }
 
 /// One launch to decide; the contract's `launch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Now, monotonic nanoseconds.
+    /// Time of the call, `CLOCK_MONOTONIC`, ns.
     pub now_ns: u64,
     pub client: ClientId,
-    /// The client's class.
     pub class: Class,
     /// What it launches, or [`NO_KERNEL`].
     pub kernel: KernelId,
@@ -82,11 +79,10 @@ pub struct Launch {
     pub in_flight_ns: u64,
     /// Time since high-priority activity ended; 0 during, [`NEVER`] if there was none.
     pub high_idle_ns: u64,
-    /// High-priority clients connected.
     pub high_clients: u32,
     /// Best-effort clients with a launch waiting.
     pub waiting_clients: u32,
-    /// Which of the client's streams.
+    /// Number of the client's stream, below 64; 63 is shared by all streams that find no other free.
     pub stream: u32,
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
@@ -99,13 +95,13 @@ pub enum Decision {
     Run(u32),
     /// Offer again after this many nanoseconds.
     Hold(u64),
-    /// The same, and when a launch of another best-effort client ends.
+    /// Offer again after this many nanoseconds, or when a launch of another best-effort client ends.
     HoldUntilCompletion(u64),
-    /// In launches of this many blocks.
+    /// Run as slices of this many blocks.
     Sliced(u32),
-    /// Yielding at block boundaries.
+    /// Run so that it can yield at block boundaries.
     Preemptible,
-    /// On this many SMs.
+    /// Run on this many SMs.
     SmLimited(u32),
 }
 
@@ -134,7 +130,6 @@ impl Decision {
 /// A decision, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What to do.
     pub decision: Decision,
     /// A number of the policy's own table, for people; 0: none.
     pub reason: u8,
@@ -151,9 +146,7 @@ impl From<Decision> for Answer {
 pub enum Form {
     Whole,
     Sliced,
-    /// Able to yield.
     Preemptible,
-    /// On some of the SMs.
     SmLimited,
 }
 
@@ -208,7 +201,6 @@ impl Default for Usage {
 /// A client as a policy may read of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientView {
-    /// Who it is.
     pub info: ClientInfo,
     /// Kept up to date for policies with [`Subscriptions::USAGE`] only.
     pub usage: Usage,
@@ -244,11 +236,10 @@ pub struct Completion {
 /// Something a policy is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A client registered.
     Joined(ClientInfo),
     /// A client is gone.
     Left(ClientId),
-    /// High-priority work appeared.
+    /// No high-priority client was busy, and one is now.
     HighStarted,
     /// The last high-priority work ended.
     HighEnded,
@@ -276,15 +267,14 @@ pub struct Subscriptions(u8);
 
 impl Subscriptions {
     pub const NONE: Self = Subscriptions(0);
-    /// [`Event::HighStarted`] and [`Event::HighEnded`].
+    /// Asks for [`Event::HighStarted`] and [`Event::HighEnded`].
     pub const ACTIVITY: Self = Subscriptions(1 << 0);
     pub const COMPLETIONS: Self = Subscriptions(1 << 1);
-    /// [`Event::Joined`] and [`Event::Left`].
+    /// Asks for [`Event::Joined`] and [`Event::Left`].
     pub const MEMBERSHIP: Self = Subscriptions(1 << 2);
     pub const TIMER: Self = Subscriptions(1 << 3);
     /// [`ClientView::usage`] is to be kept up to date.
     pub const USAGE: Self = Subscriptions(1 << 4);
-    /// All of these.
     pub const ALL: Self = Subscriptions((1 << 5) - 1);
 
     const NAMES: [(Self, &'static str); 5] = [
@@ -306,23 +296,23 @@ impl Subscriptions {
         Subscriptions(self.0 | other.0)
     }
 
-    /// Those that are not among the others.
+    /// The subscriptions of this set that are not in `others`.
     #[must_use]
     pub const fn without(self, others: Self) -> Self {
         Subscriptions(self.0 & !others.0)
     }
 
-    /// As a number, for logs.
+    /// The bits as a number, for logs.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Of a number; bits without a meaning are dropped.
+    /// The set that has these bits; bits without a meaning are dropped.
     pub const fn of_bits(bits: u8) -> Self {
         Subscriptions(bits & Self::ALL.0)
     }
 
-    /// The contract's interfaces.
+    /// Names of the interfaces in `wit/policy.wit`.
     pub fn names(self) -> Vec<&'static str> {
         Self::NAMES.iter().filter(|(one, _)| self.has(*one)).map(|(_, name)| *name).collect()
     }
@@ -341,17 +331,16 @@ pub enum Command {
     SetWindow {
         /// Whose launches it bounds.
         client: ClientId,
-        /// Predicted GPU time.
+        /// Most predicted GPU time that may be unfinished; one launch is always let in.
         window_ns: u64,
     },
-    /// End a lease.
+    /// Take back a client's lease: its next launch waits for a decision.
     RevokeLease(ClientId),
     /// Ask a client to yield, or to go on.
     SetYield { client: ClientId, yielded: bool },
-    /// Do so whenever high-priority work appears.
+    /// Have a client yield whenever high-priority work appears, without being asked.
     SetAutoYield {
         client: ClientId,
-        /// On or off.
         enabled: bool,
         /// Idle gap before it goes on.
         idle_ns: u64,
@@ -374,7 +363,7 @@ impl Commands {
         self.list.is_empty()
     }
 
-    /// Those of this call so far.
+    /// Commands of this call so far.
     pub fn list(&self) -> &[Command] {
         &self.list
     }

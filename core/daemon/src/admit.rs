@@ -7,7 +7,7 @@ use tally_engine::policy::Class;
 #[derive(Clone, Debug)]
 pub struct Rules {
     high_uids: Vec<u32>,
-    /// Those numbers mean the same in containers.
+    /// Whether `high_uids` count for users in containers, too.
     high_containers: bool,
     admin_uids: Vec<u32>,
 }

@@ -23,12 +23,12 @@ Exit codes:
 
 Every setting has a default: docs/reference/configuration.md lists them.";
 
-/// How log lines look.
+/// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people to read
+    /// Write log lines for people to read
     Text,
-    /// One JSON object a line.
+    /// Write each log line as a JSON object
     Json,
 }
 
@@ -91,7 +91,7 @@ pub enum Task {
     /// Print a reference document, for `cargo xtask references`.
     #[command(hide = true)]
     Reference {
-        /// Which of them.
+        /// Reference document to print
         document: Reference,
     },
 }
@@ -163,7 +163,7 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-/// The whole program.
+/// Runs `tally-core`, from its arguments to its exit code.
 pub fn main() -> ExitCode {
     tally_wasm_host::serve_if_child();
     let cli = match Cli::try_parse() {

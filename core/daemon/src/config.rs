@@ -26,11 +26,11 @@ use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 /// The highest number of a CPU.
 const CPU_MAX: usize = rustix::thread::CpuSet::MAX_CPU - 1;
 
-/// Everything that can be set.
+/// The core's configuration: one field for each table of the file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where programs register.
+    /// The Unix socket where programs register.
     pub socket: Socket,
     /// How many clients there may be, and how much of the core each user may take.
     pub admission: Admission,
@@ -38,23 +38,23 @@ pub struct Config {
     pub high_priority: HighPriority,
     /// Who may administer the core, and where.
     pub admin: Admin,
-    /// The policy that decides.
+    /// The policy that decides about launches.
     pub policy: Policy,
     /// The scheduling engine: windows, holds and stalls.
     pub engine: Engine,
-    /// The dispatch thread.
+    /// The thread that takes launches and answers them.
     pub dispatch: Dispatch,
     /// How clients behave; the core tells them when they register.
     pub client: Client,
     /// How clients share the GPU.
     pub sharing: SharingMode,
-    /// Transformed forms of kernels.
+    /// Transformed forms of best-effort clients' kernels.
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
     pub sm_limits: SmLimits,
     /// What is kept on disk about kernels between runs of the core.
     pub profiles: Profiles,
-    /// The decision log.
+    /// The log of what reaches the policy and what it decides.
     pub log: Log,
     /// Reports of A/B tests.
     pub ab: Ab,
@@ -179,7 +179,7 @@ impl Dispatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fail {
-    /// Run launches unscheduled.
+    /// Run its launches unscheduled.
     Open,
     /// Hold launches until a core is there.
     Hold,
@@ -188,8 +188,8 @@ pub enum Fail {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
-    /// How long a thread that waits for a decision spins before it sleeps. Default: 1000 with at least 8
-    /// CPUs, 20 with 4, else 0.
+    /// Time that a client's thread which waits for a decision spins before it sleeps. Default: 1000 with at
+    /// least 8 CPUs, 20 with 4, else 0.
     #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
     /// What clients do while there is no core.
@@ -376,7 +376,7 @@ pub struct Timeslice {
 }
 
 impl Timeslice {
-    /// Of each of several best-effort clients: never shorter than that of one.
+    /// Time slice of each of several best-effort clients, us; never shorter than that of a single one.
     pub fn shared_us(&self) -> u64 {
         match self.best_effort_shared_us {
             0 => 0,

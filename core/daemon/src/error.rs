@@ -43,7 +43,7 @@ pub enum CoreError {
     #[error("configuration file {path}: {message}")]
     ConfigParse {
         path: PathBuf,
-        /// Where and why.
+        /// Where the error is, and what was expected.
         message: String,
     },
     /// A setting makes no sense.
@@ -55,9 +55,9 @@ pub enum CoreError {
     #[error("socket {path} is in use by a live core ({}): {}", holder(*pid), to_do(*pid, *is_gone))]
     InUse {
         path: PathBuf,
-        /// By whom, if that is known.
+        /// Process of the other core, if it is known.
         pid: Option<u32>,
-        /// Its socket file is not there.
+        /// The other core's socket file is not there.
         is_gone: bool,
     },
     /// The socket's place cannot be used.
@@ -75,7 +75,6 @@ pub enum CoreError {
     Os {
         /// What was being done.
         what: &'static str,
-        /// Why it failed.
         source: std::io::Error,
     },
     /// The dispatch thread is gone.

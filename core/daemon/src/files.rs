@@ -22,7 +22,7 @@ pub enum FileError {
     Kind {
         /// What it is called.
         name: String,
-        /// What it is.
+        /// What kind of file it is, as a noun.
         what: &'static str,
     },
     #[error("{name}: has more than {bytes_max} bytes, the most that is read")]
@@ -88,7 +88,7 @@ pub fn read(fd: impl AsFd, name: &str, bytes_max: usize) -> Result<Vec<u8>, File
     }
 }
 
-/// The same for a path of the core's own configuration.
+/// Reads a file whose path the core's own configuration names.
 ///
 /// # Errors
 /// Likewise.
@@ -119,12 +119,12 @@ pub fn check_output(fd: impl AsFd, name: &str) -> Result<(), String> {
 /// A policy's files in memory.
 #[derive(Clone, Debug)]
 pub struct PolicyFiles {
-    /// What they are called.
+    /// Names of the files.
     pub source: Source,
     pub component: Vec<u8>,
     /// Its signature, if there is one.
     pub signature: Option<Vec<u8>>,
-    /// Its configuration; empty without one.
+    /// Text of the configuration; empty without one.
     pub config_text: String,
 }
 
@@ -195,7 +195,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Who reads them.
+    /// The helper threads of the peer's user, which read and close these files.
     pub fn helper(&self) -> &Helper {
         self.component.helper()
     }
@@ -224,7 +224,7 @@ impl Descriptors {
         Ok(Descriptors(all))
     }
 
-    /// One that may be there.
+    /// Takes the descriptor of a role out, if there is one.
     pub fn take(&mut self, role: &str) -> Option<PeerFd> {
         self.0.remove(role)
     }

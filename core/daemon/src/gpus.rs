@@ -15,7 +15,7 @@ const GPUS_MAX: usize = 64;
 pub struct Gpus(Vec<[u64; 2]>);
 
 impl Gpus {
-    /// Those that there are now.
+    /// Lists the GPUs that the machine has now.
     pub fn listed() -> Self {
         Self::below(Path::new(FOLDER))
     }
@@ -38,12 +38,12 @@ fn uuid_in(information: &str) -> Option<[u64; 2]> {
     Some([half(0), half(8)])
 }
 
-/// What a client's word counts for.
+/// Which GPUs a client may claim to use.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
-    /// Whatever the driver lists.
+    /// The client's word counts for any GPU.
     pub is_trusted: bool,
-    /// What it lists.
+    /// The GPUs that count if the client is not trusted.
     pub gpus: Arc<Gpus>,
 }
 

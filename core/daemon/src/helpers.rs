@@ -1,9 +1,9 @@
 //! Helper threads: what a peer can make take as long as it likes is done here, not on the control thread.
 //!
-//! To close, read or look at a descriptor that a peer sent may take for ever: the last close of a socket with
-//! `SO_LINGER` waits for its other end, and a file may be on a file system of the peer's making. The kernel does the
-//! same with descriptors that nobody received when their connection is closed. So the control thread receives no
-//! descriptor ([`tally_ipc::frame::peek`]) and closes no peer's connection.
+//! Closing, reading or examining a descriptor that a peer sent may block for ever: the last close of a socket
+//! with `SO_LINGER` waits for the other end, and a file may be on a file system that the peer controls. When a
+//! connection is closed, the kernel does the same with descriptors that nobody received. So the control thread
+//! receives no descriptor ([`tally_ipc::frame::peek`]) and closes no peer's connection.
 //!
 //! Each user has [`USER_MAX`] threads at most, so that one whose descriptors hang keeps out only itself.
 
@@ -118,7 +118,7 @@ impl Shared {
 pub struct Helpers(Arc<Shared>);
 
 impl Helpers {
-    /// Those of a user.
+    /// The threads of this user.
     pub fn of(&self, user: User, is_trusted: bool) -> Helper {
         Helper { shared: self.0.clone(), user, is_trusted }
     }
@@ -208,7 +208,7 @@ impl Helper {
         self.run(Box::new(move || drop(what)));
     }
 
-    /// The same; wait until it is gone.
+    /// Drop something that may hang, and wait until it is gone.
     pub async fn closed(&self, what: impl Send + 'static) {
         let (done, is_done) = oneshot::channel();
         self.run(Box::new(move || {
@@ -235,7 +235,7 @@ pub fn let_go(fd: OwnedFd) {
 /// A descriptor that a peer sent. A helper thread closes it.
 #[derive(Debug)]
 pub struct PeerFd {
-    /// There until it is dropped.
+    /// `None` once a helper thread has taken it to close it.
     fd: Option<OwnedFd>,
     helper: Helper,
 }
@@ -245,7 +245,7 @@ impl PeerFd {
         &self.helper
     }
 
-    /// For a thread that may wait.
+    /// Takes the descriptor out, for a thread that may wait when it closes it.
     pub fn into_inner(mut self) -> Option<OwnedFd> {
         self.fd.take()
     }

@@ -61,7 +61,7 @@ impl Loader {
 
 enum Rule {
     Wasm(Box<WasmPolicy>),
-    /// Of the core's own.
+    /// A rule that is part of the core.
     Native(Box<dyn Policy + Send>),
 }
 
@@ -143,7 +143,7 @@ impl Loaded {
         self.wasm_mut()?.snapshot()
     }
 
-    /// The same for a recording: a failure does not count.
+    /// What the policy knows, for a recording: a failure does not count as a fault.
     pub fn observe(&mut self) -> Option<Saved> {
         self.wasm_mut()?.observe()
     }
@@ -230,7 +230,7 @@ impl Described for Loaded {
     }
 }
 
-/// As a log has it.
+/// Converts a state to the form in the decision log.
 pub fn saved_state(s: Saved) -> SavedState {
     SavedState { format: s.format, version: s.version, data: s.data }
 }

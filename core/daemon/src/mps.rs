@@ -41,9 +41,9 @@ pub enum MpsError {
     /// It ended, or does not answer.
     #[error("the MPS daemon {what}; its log is {log}")]
     NotServing {
-        /// What it did.
+        /// What is wrong with it, to follow "the MPS daemon".
         what: String,
-        /// Where to look.
+        /// The daemon's log file.
         log: PathBuf,
     },
 }

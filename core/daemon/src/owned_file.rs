@@ -8,10 +8,9 @@ use std::path::Path;
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnedError {
-    /// It cannot be.
     #[error("it cannot be read ({0})")]
     Io(#[from] std::io::Error),
-    /// Not a plain file, or somebody else's.
+    /// It is not a plain file, or another user's.
     #[error("it is not a plain file of the core's user or root")]
     NotOurs,
     #[error("it has more than {0} bytes")]

@@ -24,10 +24,10 @@ pub enum Foreign {
     /// It is in another PID namespace than the core.
     #[error("its PID namespace is not the core's (it is in a container)")]
     PidNamespace,
-    /// It is in another user namespace, where the same number may be another user.
+    /// It is in another user namespace, where user ids mean other users.
     #[error("its user namespace is not the core's (it is in a container)")]
     UserNamespace,
-    /// Its namespaces cannot be read.
+    /// Its namespaces cannot be seen.
     #[error(
         "the core cannot see its namespaces (it has ended, or the core lacks the rights: ask as the core's user)"
     )]
@@ -47,7 +47,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Of a connection just accepted.
+    /// The process at the other end of a connection that was just accepted.
     ///
     /// # Errors
     /// The system call's.

@@ -251,12 +251,12 @@ impl PolicySlot {
         Ok((slot, policy))
     }
 
-    /// What is active.
+    /// The active policy, or the built-in rule.
     pub fn active(&self) -> Active {
         self.active.borrow().clone()
     }
 
-    /// All that were, oldest first; bounded.
+    /// The latest policies that were active, oldest first.
     pub fn history(&self) -> Vec<PolicyRecord> {
         self.history.borrow().records()
     }
@@ -455,10 +455,10 @@ impl PolicySlot {
     }
 }
 
-/// How a policy comes.
+/// Why a policy is put active, and with what state.
 struct Next {
     loaded_because: LoadedBecause,
-    /// Of a rollback.
+    /// For a rollback: `same_as_generation` of the policy that is put back.
     same_as_generation: Option<u64>,
     /// What it knew when it was active last.
     own: Option<Saved>,

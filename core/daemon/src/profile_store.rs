@@ -31,9 +31,9 @@ pub struct ProfileStore {
     config: config::Profiles,
     /// `None`: nothing is kept.
     folder: Option<PathBuf>,
-    /// One at a time asks the dispatch thread for news.
+    /// Held while the dispatch thread is asked for news.
     asking: Mutex<()>,
-    /// One at a time writes. Taken after `asking`.
+    /// Held while the file is written. Taken after `asking`.
     writing: Mutex<()>,
     state: RefCell<State>,
 }
@@ -44,19 +44,18 @@ struct State {
     loaded: Arc<Loaded>,
     device: Option<Device>,
     profiled: Arc<Profiled>,
-    /// Since it was written.
+    /// Whether profiles changed since they were last written.
     changed: bool,
     written_unix_s: Option<u64>,
     problem: Option<String>,
 }
 
-/// Why [`ProfileStore::clear`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClearError {
     /// The dispatch thread cannot be asked.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// The file stays.
+    /// The profiles are forgotten, but the file is still there.
     #[error("forgotten, but {file} cannot be deleted, and the next core will read it: {source}")]
     Delete { file: PathBuf, source: std::io::Error },
 }

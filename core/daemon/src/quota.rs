@@ -15,14 +15,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tally_contract::limits::{UNREGISTERED_FEW_MAX, UNREGISTERED_MAX};
 
-/// Whom a quota is for.
+/// The users that share a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum User {
     /// A user outside containers.
     Uid(u32),
     /// All containers together: root of one may be any number, and make further namespaces.
     Containers,
-    /// Those users in them that may be high priority, if any may (`high_priority.containers`).
+    /// All users in containers who may be high priority, together (`high_priority.containers`).
     HighContainers,
 }
 
@@ -38,7 +38,8 @@ impl std::fmt::Display for User {
 
 /// Descriptors of the core for each client: its socket, its process and its doorbell.
 pub const DESCRIPTORS_EACH: u64 = 3;
-/// For a connection before that: its socket, its process, and what it may send.
+/// Descriptors of the core for each connection that has not registered: its socket, its process, and what it
+/// may send.
 const DESCRIPTORS_STRANGER: u64 = 2 + STRANGER_DESCRIPTORS as u64;
 /// Descriptors taken from a connection that registers.
 pub const STRANGER_DESCRIPTORS: usize = 2;
@@ -65,7 +66,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Under this limit on descriptors.
+    /// What fits into this limit on descriptors.
     pub fn new(descriptors: u64, clients_max: usize) -> Self {
         let strangers = if descriptors >= 4_096 { UNREGISTERED_MAX } else { UNREGISTERED_FEW_MAX };
         let turned_away = if descriptors >= 16_384 { TURNED_AWAY_MAX } else { 32 };
@@ -80,7 +81,7 @@ impl Room {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// The user has so many.
+    /// The user has this many places already.
     User(usize),
     /// All are taken, or all but those that are kept for others.
     All(usize),
@@ -168,7 +169,7 @@ impl Drop for Place {
 /// Users whose rate is kept track of.
 const USERS_MAX: usize = 4_096;
 
-/// So many a second for each user, after a burst (the generic cell rate algorithm).
+/// A limit on events a second for each user, after a burst (the generic cell rate algorithm).
 #[derive(Debug)]
 pub struct Rate {
     each: Duration,

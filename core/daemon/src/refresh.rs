@@ -63,7 +63,7 @@ impl Running {
         }
     }
 
-    /// One change of context.
+    /// Has the program make one change of context, and waits for its answer.
     async fn refresh(&mut self) -> Result<(), String> {
         let talk = async {
             self.stdin.write_all(b".").await?;

@@ -13,7 +13,7 @@ use tally_ipc::wire;
 /// There is an NVIDIA driver if this exists.
 const DEVICE: &str = "/dev/nvidiactl";
 
-/// What is in force.
+/// The sharing mode in force, with what the core runs for it.
 enum InForce {
     Mps { pipes: PathBuf, private: Option<PrivateDaemon> },
     Timeslice,
@@ -28,7 +28,7 @@ pub struct SharingMode {
     refresh: Option<refresh::Shown>,
 }
 
-/// Where another daemon may serve.
+/// Folder of the pipes of an MPS daemon that the core did not start.
 fn shared_pipes(config: &Config) -> PathBuf {
     config.mps.pipe_directory.clone().unwrap_or_else(|| {
         std::env::var_os(mps::ENV_PIPE_DIRECTORY)

@@ -6,7 +6,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     Reload,
-    /// SIGTERM or SIGINT.
+    /// SIGTERM or SIGINT came.
     Stop,
 }
 
@@ -38,7 +38,7 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> Asked {
         tokio::select! {
             _ = self.hangup.recv() => Asked::Reload,

@@ -29,7 +29,7 @@ const WAIT_MAX: Duration = Duration::from_millis(200);
 const SHOWN_TIMES: u32 = 10;
 const SHOWN_MAX: Duration = Duration::from_secs(1);
 
-/// What was reported.
+/// Reports of programs that are not governed, the latest first.
 #[derive(Debug, Default)]
 pub struct Ungoverned(VecDeque<Report>);
 
@@ -53,7 +53,7 @@ impl Ungoverned {
         self.0.push_front(Report { pid, process_start, uid, name, reason, at: Instant::now() });
     }
 
-    /// It is governed now.
+    /// The process has registered: drops what was reported of it.
     pub fn is_client(&mut self, pid: u32) {
         self.0.retain(|report| report.pid != pid);
     }
@@ -95,7 +95,7 @@ pub fn program(pid: u32) -> String {
 #[derive(Debug, Default)]
 struct Looked {
     found: Vec<UngovernedStatus>,
-    /// Where the next one begins.
+    /// Process id at which the next look begins.
     from: u32,
 }
 
@@ -103,7 +103,7 @@ struct Looked {
 #[derive(Debug, Default)]
 pub struct Looker {
     looked: RefCell<Looked>,
-    /// Until when that is shown.
+    /// Until when the last look is shown, and none is made.
     shown: RefCell<Option<Instant>>,
     is_looking: RefCell<bool>,
     done: Notify,

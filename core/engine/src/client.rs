@@ -7,7 +7,8 @@ use tally_contract::limits::STALL_BURST_MAX;
 /// Launches of one client in flight that are tracked; the oldest are forgotten
 /// beyond it (a client that never lets its completion words move).
 pub const IN_FLIGHT_MAX: u64 = 4_096;
-/// Of these, launches in a form that stops when asked: further ones run whole. A shim has at most 64.
+/// Launches in flight of one client in a form that can yield, at most; further ones run whole. A shim has at
+/// most 64.
 pub const YIELDING_IN_FLIGHT_MAX: usize = 128;
 
 /// A launch as it arrives from a client.
@@ -19,7 +20,7 @@ pub struct Submission {
     pub kernel: Option<KernelId>,
     /// Bits of `launch_state` that the client's side knows: graph, cooperative, clustered.
     pub state: u32,
-    /// Bits of `forms_offered`.
+    /// Which forms the client's side can run, in bits of `forms_offered`.
     pub offered: u32,
     /// Blocks in the grid.
     pub grid_blocks: u64,
@@ -83,7 +84,7 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// A launch that is granted whole.
+    /// Granted to run whole; `predicted_ns` counts against the window.
     pub fn whole(predicted_ns: u64, high_periods: u64) -> Self {
         Granted {
             form: Form::Whole,
@@ -154,7 +155,7 @@ pub(crate) struct Client {
     /// Sum of `window_ns` over all streams' in-flight launches.
     pub in_flight_ns: u64,
     pub in_flight: u64,
-    /// Of these, launches in a form that can yield: at most [`YIELDING_IN_FLIGHT_MAX`].
+    /// Launches in flight in a form that can yield; at most [`YIELDING_IN_FLIGHT_MAX`].
     pub can_yield_in_flight: Vec<InFlight>,
     /// The policy asked it to yield.
     pub yield_asked: bool,
@@ -162,7 +163,7 @@ pub(crate) struct Client {
     pub auto_yield_ns: Option<u64>,
     /// It has been told to yield.
     pub yielded: bool,
-    /// Of these, launches of unknown length.
+    /// Launches in flight of unknown length.
     pub unmeasured: u64,
     pub window_ns: u64,
     pub ungated: bool,

@@ -58,7 +58,7 @@ pub enum Action {
     Yield { client: ClientId, yielded: bool },
 }
 
-/// Fixed at start.
+/// Settings, fixed at start but for `sm_count`.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
     /// In-flight window of a client until its policy sets another.
@@ -97,7 +97,7 @@ impl Default for EngineConfig {
 /// Counts for people about the active policy.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyStats {
-    /// Calls of `decide`.
+    /// Launches that the policy was asked about.
     pub decides: u64,
     /// Events that it was told.
     pub events: u64,
@@ -220,9 +220,9 @@ impl<P: Policy> Engine<P> {
         &self.context.world
     }
 
-    /// The same, for whoever watches it change (see
-    /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of
-    /// clients and kernels must not be changed.
+    /// The world that policies read, for a caller that watches it change (see
+    /// [`Profiles::watch`](crate::profile::Profiles::watch)). What policies were told of clients and kernels
+    /// must not be changed.
     pub fn world_mut(&mut self) -> &mut World {
         &mut self.context.world
     }
@@ -237,7 +237,6 @@ impl<P: Policy> Engine<P> {
         self.work_done
     }
 
-    /// The active policy.
     pub fn policy(&self) -> &P {
         &self.policy
     }
@@ -252,7 +251,7 @@ impl<P: Policy> Engine<P> {
         (&mut self.context.world, &mut self.policy)
     }
 
-    /// A client's counts.
+    /// Figures since it was added; `None` if the client is not known.
     pub fn client_stats(&self, client: ClientId) -> Option<ClientStats> {
         self.clients.get(&client).map(|c| c.stats)
     }

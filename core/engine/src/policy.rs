@@ -24,7 +24,7 @@ pub struct World {
 #[derive(Debug, Default)]
 pub struct Context {
     pub world: Box<World>,
-    /// To be done.
+    /// What the policy asked for in this call; carried out after it.
     pub commands: Box<Commands>,
 }
 

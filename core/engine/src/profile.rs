@@ -23,7 +23,7 @@ const KEPT_WEIGHT: u64 = 4;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FormStats {
     pub count: u64,
-    /// Their running mean.
+    /// Running mean of the measured times.
     pub mean_ns: u64,
     samples: Samples,
     pub contended: bool,
@@ -76,7 +76,7 @@ impl FormStats {
         self.samples.p99_ns()
     }
 
-    /// The latest launch.
+    /// GPU time of the latest measured launch; 0 if there is none.
     pub fn recent_ns(&self) -> u64 {
         self.samples.latest_ns()
     }
@@ -106,10 +106,10 @@ pub struct Profile {
     /// samples. Not the mean: a kernel's first launch may include loading its
     /// code, some tens of milliseconds that would be believed for long.
     pub predicted_ns: u64,
-    /// It never ran alone: its times are the least measured beside other clients' work, so that it
-    /// takes no longer than that.
+    /// The kernel never ran alone: its times are the least measured beside other clients' work, so alone it
+    /// takes no longer.
     pub contended: bool,
-    /// Of earlier runs at most [`KEPT_WEIGHT`].
+    /// The latest times; those of earlier runs count as at most [`KEPT_WEIGHT`].
     samples: Samples,
     /// Whether it is transformed.
     pub transformation: Transformation,
@@ -132,7 +132,8 @@ fn running_mean(mean_ns: u64, measured_ns: u64, count: u64) -> u64 {
     (mean + (measured_ns as i128 - mean) / weight) as u64
 }
 
-/// Not by chance: else those below the median alone would count, and draw it down.
+/// Whether a time is shorter by more than chance: otherwise the times below the median alone would count, and
+/// draw it down.
 fn is_clearly_less(measured_ns: u64, than_ns: u64) -> bool {
     measured_ns < than_ns / 4 * 3
 }
@@ -233,7 +234,7 @@ impl Profile {
         self.samples.p99_ns()
     }
 
-    /// The latest launch.
+    /// GPU time of the latest launch measured whole; 0 if there is none.
     pub fn recent_ns(&self) -> u64 {
         self.samples.latest_ns()
     }
@@ -242,7 +243,6 @@ impl Profile {
 /// What is kept of a profile between two runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Launches measured whole.
     pub count: u64,
     pub mean_ns: u64,
     /// What the next was expected to take.
@@ -256,15 +256,15 @@ pub struct Kept {
 
 /// All kernels known: those that clients may launch, and what was measured of others.
 ///
-/// An id is a place in the table and how often that place was given anew, so that no id comes
-/// to mean another kernel: who still has one of a kernel that was let go of (a policy, a
-/// launch in flight, a log) finds nothing.
+/// An id is a place in the table and a count of how often the place was reused, so an id never comes to mean
+/// another kernel. Whoever still holds the id of a kernel that was dropped (a policy, a launch in flight, a
+/// log) finds nothing.
 #[derive(Debug, Default)]
 pub struct Profiles {
     ids: HashMap<KernelKey, KernelId>,
     list: Vec<Profile>,
     places: table::Places,
-    /// Profiles with news.
+    /// Profiles changed since [`take_news`](Self::take_news) last took them.
     news: u32,
     changed: Option<Vec<u32>>,
 }
@@ -303,7 +303,7 @@ impl Profiles {
         }
     }
 
-    /// The same in another form.
+    /// Add a measurement of a launch that ran in another form, beside other clients' work.
     pub fn record_form_contended(
         &mut self,
         kernel: KernelId,

@@ -97,7 +97,7 @@ impl<F> Default for Requests<F> {
 pub enum Incoming<F = OwnedFd> {
     /// A line, and the descriptors that came with it.
     Line(Vec<u8>, Vec<F>),
-    /// More than [`REQUEST_BYTES_MAX`] without an end.
+    /// A line of more than [`REQUEST_BYTES_MAX`] bytes.
     TooLong,
 }
 

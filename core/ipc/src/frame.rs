@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 
 /// First bytes of every frame.
 pub const FRAME_MAGIC: [u8; 8] = *b"TALLYIPC";
-/// Longest payload accepted.
+/// Most bytes of a payload; a frame with a longer one is refused.
 pub const FRAME_BYTES_MAX: usize = 16 * 1024;
 /// Most descriptors that come with a message; further ones are closed.
 pub const DESCRIPTORS_MAX: usize = 8;

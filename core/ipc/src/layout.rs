@@ -18,13 +18,13 @@ pub const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"TALLYCLI");
 /// First word of [`CoreRegion`].
 pub const CORE_MAGIC: u64 = u64::from_le_bytes(*b"TALLYCOR");
 
-/// Bits of [`Submission::flags`].
+/// What a launch is and how the shim can run it: bits of [`Submission::flags`].
 pub mod submission_flags {
     /// A CUDA graph launch; `grid[0]` is its number of kernel nodes (0 = unknown).
     pub const GRAPH: u32 = 1 << 0;
-    /// A cooperative launch.
+    /// Launched with `cuLaunchCooperativeKernel` or that attribute: all blocks must be resident at once.
     pub const COOPERATIVE: u32 = 1 << 1;
-    /// Launched with clusters.
+    /// Launched with thread-block clusters.
     pub const CLUSTERED: u32 = 1 << 2;
     /// The shim started it under a lease, without waiting for a decision.
     pub const LEASED: u32 = 1 << 3;
@@ -36,7 +36,7 @@ pub mod submission_flags {
     pub const CAN_LIMIT: u32 = 1 << 6;
     /// A transformed form may come about if it is asked for.
     pub const CAN_PREPARE: u32 = 1 << 7;
-    /// All of them.
+    /// Every bit that this version defines.
     pub const ALL: u32 = (1 << 8) - 1;
 }
 
@@ -44,7 +44,7 @@ pub mod submission_flags {
 pub mod transform_state {
     /// Nothing is known yet.
     pub const UNKNOWN: u8 = 0;
-    /// Its image is at hand.
+    /// Its image is at hand: it can be transformed.
     pub const PREPARABLE: u8 = 1;
     /// Its transformed form is being made.
     pub const PREPARING: u8 = 2;
@@ -57,7 +57,7 @@ pub mod transform_state {
     /// Detail of [`READY`]: yielding.
     pub const PREEMPTIBLE: u8 = 2;
 
-    /// As a word.
+    /// The inverse of [`unpack`].
     pub fn pack(state: u8, detail: u8) -> u32 {
         u32::from(state) | u32::from(detail) << 8
     }
@@ -77,9 +77,9 @@ pub struct Submission {
     /// Index into [`ClientRegion::kernels`], or [`KERNEL_UNKNOWN`].
     pub kernel: AtomicU32,
     pub flags: AtomicU32,
-    /// Grid in blocks.
+    /// Grid dimensions in blocks.
     pub grid: [AtomicU32; 3],
-    /// Block in threads.
+    /// Block dimensions in threads.
     pub block: [AtomicU32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: AtomicU32,
@@ -101,15 +101,15 @@ pub struct DecisionSlot {
     pub argument: AtomicU64,
 }
 
-/// Kinds of [`DecisionSlot::sequence_and_kind`].
+/// How a launch runs: the kind in [`DecisionSlot::sequence_and_kind`].
 pub mod decision_kind {
-    /// Whole, as the program launched it.
+    /// Whole, as the program asked for it.
     pub const WHOLE: u8 = 1;
     /// Slices of `argument` blocks.
     pub const SLICE: u8 = 2;
     /// Yields at block boundaries; `argument` is its expected time, us.
     pub const PREEMPTIBLE: u8 = 3;
-    /// On `argument` SMs.
+    /// Limited to `argument` of the SMs.
     pub const SM_LIMITED: u8 = 4;
 }
 
@@ -160,9 +160,9 @@ pub struct Activity {
     pub busy_streams: AtomicU64,
     /// When `busy_streams` last became 0, monotonic ns (0: never).
     pub idle_since_ns: AtomicU64,
-    /// When it last became non-zero.
+    /// When `busy_streams` last became non-zero, monotonic ns.
     pub busy_since_ns: AtomicU64,
-    /// Number of times it became non-zero.
+    /// Number of times `busy_streams` became non-zero.
     pub busy_periods: AtomicU64,
     /// Sum of the finished busy periods, ns.
     pub busy_total_ns: AtomicU64,
@@ -255,7 +255,7 @@ pub struct Counters {
     pub refused_kernels: AtomicU64,
     /// Waits behind which the program lingered on the GPU.
     pub lingered: AtomicU64,
-    /// Of `sliced`, those by offset.
+    /// Sliced launches that ran the form with offset block indices.
     pub sliced_by_offset: AtomicU64,
     /// Kernels of `graph_chained` launches that were launched by themselves, in a transformed form.
     pub graph_nodes_transformed: AtomicU64,
@@ -269,7 +269,7 @@ impl Counters {
     }
 }
 
-/// Times from being asked to yield until it had, the latest ones; a ring.
+/// Slots of the ring of times that launches took to yield.
 pub const TURNAROUND_SLOTS: usize = 256;
 
 /// One launch that yielded.
@@ -277,7 +277,7 @@ pub const TURNAROUND_SLOTS: usize = 256;
 #[derive(Debug)]
 pub struct Turnaround {
     pub ticket: AtomicU64,
-    /// How long it took, ns.
+    /// Time from being asked to yield until it had, ns.
     pub ns: AtomicU64,
 }
 
@@ -310,7 +310,7 @@ pub struct YieldLine {
     /// Counts changes: odd means yield. Threads sleep on it.
     pub word: AtomicU32,
     _pad: u32,
-    /// When it last changed, monotonic ns.
+    /// When `word` last changed, monotonic ns.
     pub at_ns: AtomicU64,
 }
 
@@ -346,7 +346,7 @@ pub struct Report {
 
 /// Values of the words of [`Report`].
 pub mod report_state {
-    /// Not tried yet.
+    /// Wanted, but not tried yet.
     pub const PENDING: u32 = 0;
     pub const ACTIVE: u32 = 1;
     /// Tried and failed; the error word says why.
@@ -358,7 +358,7 @@ pub mod report_state {
 /// Values of [`Report::whole_because`]: what in the program's surroundings rules out launches in other forms.
 pub mod whole_because {
     pub const NOTHING: u32 = 0;
-    /// `CUDA_LAUNCH_BLOCKING` is set.
+    /// The environment sets `CUDA_LAUNCH_BLOCKING`.
     pub const LAUNCH_BLOCKING: u32 = 1;
     /// A tool is injected into the driver: `CUDA_INJECTION64_PATH` or `CUDA_INJECTION32_PATH` is set.
     pub const INJECTION: u32 = 2;
@@ -405,11 +405,11 @@ pub struct ClientRegion {
     pub completions: [Completion; STREAM_SLOTS],
     /// Words of transformed launches on a page of their own.
     pub gates: Gates,
-    /// Launches that yielded.
+    /// Times that launches took to yield.
     pub turnarounds: Turnarounds,
-    /// The submission ring.
+    /// Ring of launches that await a decision; a slot is its ticket modulo [`RING_SLOTS`].
     pub submissions: [Submission; RING_SLOTS],
-    /// The kernel table.
+    /// Kernels that submissions name by index.
     pub kernels: [KernelEntry; KERNEL_SLOTS],
 }
 
@@ -421,9 +421,8 @@ pub struct ClientRegion {
 pub struct CoreRegion {
     pub magic: AtomicU64,
     pub version: AtomicU32,
-    /// This client's id.
     pub client_id: AtomicU32,
-    /// Tickets below this may run whole, now. `u64::MAX`: the client is ungated.
+    /// Tickets below this may run whole, now. `u64::MAX`: all, because the client is ungated.
     pub granted: GrantLine,
     /// Submissions the core has taken out of the ring.
     pub consumed: AtomicU64,
@@ -446,9 +445,9 @@ pub struct CoreRegion {
     /// Bumped, and who sleeps on it woken, to ask the client what it still runs. A word and not a descriptor: what it
     /// costs to wake is the core's to bound, however many of a client's threads wait.
     pub probes: AtomicU32,
-    /// Asks for yielding.
+    /// Asks the client to yield, or to go on.
     pub yielding: YieldLine,
-    /// Decisions by ticket.
+    /// Answers; the slot is the ticket modulo [`RING_SLOTS`].
     pub decisions: [DecisionSlot; RING_SLOTS],
 }
 

@@ -30,7 +30,7 @@ pub enum MapError {
     )]
     FileSizeLimit {
         limit: u64,
-        /// The region's size.
+        /// Bytes of a shared region.
         needed: u64,
     },
     /// The peer could shrink its region, or make holes in it, under our feet.

@@ -20,7 +20,7 @@ pub enum PeerError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// It is somebody else's.
+    /// Another user, who is not trusted, serves the socket.
     #[error(
         "{path}: who answers there is user {uid}, neither root nor this user; set {ENV_CORE_UIDS}={uid} to trust it"
     )]

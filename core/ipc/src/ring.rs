@@ -24,15 +24,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 pub mod steps {
     use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 
-    /// An atomic integer.
+    /// The operations that the protocol uses, of std's atomics and loom's alike.
     pub trait Word<T> {
-        /// As of the standard library.
         fn load(&self, order: Ordering) -> T;
-        /// As of the standard library.
         fn store(&self, value: T, order: Ordering);
-        /// As of the standard library.
         fn fetch_add(&self, value: T, order: Ordering) -> T;
-        /// As of the standard library.
         fn fetch_sub(&self, value: T, order: Ordering) -> T;
     }
 
@@ -86,13 +82,13 @@ pub mod steps {
         parked.store(asleep.into(), SeqCst);
     }
 
-    /// Core: see [`super::grant`].
+    /// Core: the only writer of `granted`; see [`super::grant`].
     #[inline]
     pub fn grant(granted: &impl Word<u64>, until: u64) {
         granted.store(until, Release);
     }
 
-    /// Core: see [`super::decide`].
+    /// Core: writes the answer before its ticket; see [`super::decide`].
     #[inline]
     pub fn decide(
         sequence_and_kind: &impl Word<u64>,
@@ -143,13 +139,13 @@ pub struct Request {
 /// How a launch is to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// As it is.
+    /// Whole, as the program asked for it.
     Whole,
-    /// Slices of so many blocks.
+    /// Slices of this many blocks.
     Slice(u32),
     /// Yields at block boundaries; expected to take so many microseconds (0: unknown).
     Preemptible(u32),
-    /// On so many SMs.
+    /// On this many SMs.
     SmLimited(u32),
 }
 
@@ -206,7 +202,7 @@ pub fn answer(core: &CoreRegion, ticket: u64) -> Option<Answer> {
 /// What the core finds at a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
-    /// Not published yet.
+    /// The client has not published this ticket yet.
     Empty,
     Request(Request),
     /// A later ticket took the slot: its owner gave up on this one while there

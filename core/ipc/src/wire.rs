@@ -25,7 +25,7 @@ pub const ENV_SOCKET: &str = "TALLY_SOCKET";
 pub const ENV_ADMIN_SOCKET: &str = "TALLY_ADMIN_SOCKET";
 /// `high` or `best-effort`: what the client asks to be.
 pub const ENV_PRIORITY: &str = "TALLY_PRIORITY";
-/// The client's name.
+/// What the client is called in status and logs.
 pub const ENV_NAME: &str = "TALLY_NAME";
 /// Labels, `k=v` separated by `\x1f`.
 pub const ENV_LABELS: &str = "TALLY_LABELS";
@@ -65,7 +65,7 @@ pub fn admin_socket_of(socket: &Path) -> Option<PathBuf> {
     Some(folder.with_file_name(ADMIN_FOLDER).join(socket.file_name()?))
 }
 
-/// Why registration failed.
+/// Why a message could not be sent, received or understood.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// A system call failed.
@@ -93,7 +93,6 @@ pub enum WireError {
 /// What a client asks to be registered as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// It asks to be high priority.
     pub high_priority: bool,
     /// Its name; the program's when not given.
     pub name: String,
@@ -120,7 +119,7 @@ pub struct Welcome {
     /// What to do when the core goes away: hold launches instead of running
     /// them unscheduled.
     pub fail_hold: bool,
-    /// What it may do to kernels.
+    /// How the client may transform its kernels.
     pub rewrite: RewriteSettings,
 }
 
@@ -129,7 +128,7 @@ pub struct Welcome {
 pub struct RewriteSettings {
     /// Make transformed forms of kernels.
     pub enabled: bool,
-    /// Of NVIDIA's closed libraries too.
+    /// Also make forms of kernels of NVIDIA's closed libraries.
     pub vendor_libraries: bool,
     /// A launch asked to yield that has not after so long, ms, is helped to its
     /// end and never transformed again.
@@ -152,7 +151,6 @@ pub const PING_HIGH: u8 = 1;
 /// process, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The program's name.
     pub name: String,
     /// Why, to be shown to people.
     pub reason: String,
@@ -310,7 +308,7 @@ impl Notice {
 }
 
 impl Welcome {
-    /// As a payload.
+    /// The payload of the core's answer; [`decode`](Self::decode) reads it back.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer(vec![1]);
         w.u32(self.client_id);

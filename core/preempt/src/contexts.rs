@@ -24,7 +24,7 @@ pub(crate) fn begin_closing(context: usize) {
     CLOSING.with(|all| all.push(context));
 }
 
-/// It was, or not.
+/// The attempt to destroy the context is over, whether it was destroyed or not.
 pub(crate) fn end_closing(context: usize) {
     // One of them: by now another thread may be destroying a later context with this handle.
     CLOSING.with(|all| {

@@ -114,7 +114,7 @@ pub struct LaunchAttribute {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct KernelNodeParams {
-    /// Function, or null.
+    /// A `CUfunction`, or null.
     pub function: Ptr,
     pub grid: [c_uint; 3],
     pub block: [c_uint; 3],
@@ -162,7 +162,7 @@ pub struct BatchOp {
 }
 
 impl BatchOp {
-    /// A 32-bit write.
+    /// Writes 32 bits when the stream comes to it.
     pub fn write(address: u64, value: u32) -> Self {
         BatchOp {
             operation: BATCH_WRITE_VALUE_32,
@@ -180,7 +180,7 @@ impl BatchOp {
 pub struct DevResource {
     kind: c_uint,
     _internal: [u8; 92],
-    /// SMs of it.
+    /// SMs that the resource has.
     pub sm_count: c_uint,
     _rest: [u8; 44],
 }
@@ -192,7 +192,7 @@ impl Default for DevResource {
 }
 
 impl LaunchAttribute {
-    /// One of these values.
+    /// An attribute with this id and value, as `cuda.h` lays it out.
     pub fn new(id: c_int, value: [c_uint; 16]) -> Self {
         LaunchAttribute { id, _pad: 0, value }
     }
@@ -218,7 +218,7 @@ macro_rules! driver_table {
         }
 
         impl Driver {
-            /// Of a process without a driver.
+            /// The functions of a process without a driver: none.
             const NONE: Driver = Driver { $( $field: None, )* };
 
             fn load(find: Find) -> Self {

@@ -115,8 +115,8 @@ fn rewrite_in(
     Ok(rewritten)
 }
 
-/// By the environment that the program was started with: the present one may be changed by another
-/// thread while it is read.
+/// The folder, by the environment that the program was started with: another thread may change the present one
+/// while it is read.
 fn place() -> Option<CacheFolder> {
     let started_with = std::fs::read("/proc/self/environ").ok()?;
     let absolute = |name: &str| {

@@ -29,8 +29,8 @@ use tally_rewriter::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
 
 /// The gate opens at the latest so long after it was told to.
 const LOWERING_NS_MAX: u64 = 200_000;
-/// Between two looks when nothing is under way, if all wakes were missed; when the core asks, for it may be stuck; and
-/// when a launch is under way.
+/// Longest sleep if all wakes were missed: while nothing is under way; while the core asks, because a launch
+/// may be stuck; and while a launch is under way.
 const NAP_IDLE: Duration = Duration::from_millis(250);
 const NAP_ASKED: Duration = Duration::from_millis(20);
 const NAP_OPEN: Duration = Duration::from_millis(1);
@@ -146,7 +146,7 @@ fn run_gate() {
     }
 }
 
-/// The flag's thread.
+/// Body of the thread that raises and lowers the flag.
 fn run_flag() {
     driver().relax_thread();
     let mut pulse = Pulse::default();

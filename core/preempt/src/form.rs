@@ -78,14 +78,14 @@ fn issue_as<'a>(
 /// How a kernel of a graph is launched by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// So that it yields; so long, us (0: unknown).
+    /// So that it can yield; it is expected to take this long, us (0: unknown).
     Preemptible(u32),
-    /// In slices of so many blocks.
+    /// In slices of this many blocks.
     Slices(u32),
 }
 
-/// How a launch like this would be made, and how long it is expected to take, us; `None`: as it
-/// is. No policy is asked: see [`graphs::solo`](crate::graphs::solo).
+/// The form that a launch like this would get; `None`: whole. No policy is asked: see
+/// [`graphs::solo`](crate::graphs::solo).
 pub fn way(
     index: usize,
     transformed: &Transformed,
@@ -272,10 +272,11 @@ fn preemptible(
     Some(SUCCESS)
 }
 
-/// The driver refuses a part. The first one's refusal leaves the launch to be made whole. After that some
-/// blocks may have run, and the program must not be told that none has: `rest`, what is left in one launch of `grid`,
-/// is made at once. If that is refused, too, with what the first part had, the context is lost: the program hears that
-/// of its next call, as behind a whole launch, or of this one if others do not say so.
+/// The driver has refused a part. If it was the first, the launch is made whole. After that some blocks may
+/// have run, and the program must not be told that none has: `rest`, one launch of `grid` with all that is
+/// left, is made at once. If the driver refuses that too, for the same reason as the part, the context is lost.
+/// The program then gets the error from its next call, as after a whole launch, or from this one if no other
+/// call reports it.
 fn failed(
     mut all: Parts<'_>,
     epoch2: u32,
@@ -321,8 +322,7 @@ struct Slices {
 }
 
 impl Slices {
-    /// Of `blocks` (fewer than 2^31) in slices of about `size`. Clusters, of `unit` blocks,
-    /// are not torn apart.
+    /// Divides `blocks` (fewer than 2^31) into slices of about `size`. Clusters of `unit` blocks stay whole.
     fn of(blocks: u32, size: u32, unit: u32) -> Self {
         let size = size.clamp(blocks.div_ceil(PARTS_MAX as u32), blocks);
         let size = size.next_multiple_of(unit);

@@ -46,7 +46,7 @@ pub(crate) static FOR_GOOD: AtomicBool = AtomicBool::new(false);
 /// How the flag's thread sleeps on the core's word.
 pub(crate) static ASLEEP: AtomicU32 = AtomicU32::new(AWAKE);
 pub(crate) const AWAKE: u32 = 0;
-/// It looks again soon.
+/// The thread sleeps, and looks again soon without being woken.
 pub(crate) const NAPS: u32 = 1;
 pub(crate) const SLEEPS: u32 = 2;
 /// Longer than the flag's thread is in the driver, unless that waits for the program.
@@ -135,7 +135,7 @@ pub fn table(slot: usize, stream: usize) -> Option<u64> {
     Some(table)
 }
 
-/// So many epochs of a slot's table, in a row, for a launch into `stream`; the first one
+/// Takes `count` epochs of a slot's table in a row, for a launch into `stream`, and returns the first one
 /// doubled. The slot's lock is held.
 pub fn epochs(slot: usize, count: u32, stream: usize) -> Option<u32> {
     let (mut first, mut next) = in_a_row(EPOCHS[slot].load(Relaxed), count);

@@ -44,7 +44,7 @@ use tally_contract::limits::{
 pub struct Chain(Arc<Parts>);
 
 impl Chain {
-    /// To be launched in this order on one stream.
+    /// The parts of the chain, to be launched in this order on one stream.
     pub fn steps(&self) -> &[Step] {
         &self.0.steps
     }
@@ -74,7 +74,7 @@ struct Record {
     being_made: bool,
     /// Held while it is being launched.
     launching: Arc<Lock>,
-    /// Where it was launched last.
+    /// Stream that the exec was launched on last.
     last: Last,
     /// Behind the last launch in parts. Outlives `copy`: a later launch may have to wait for it.
     event: Option<Arc<Event>>,

@@ -71,10 +71,10 @@ pub trait Host: Sync {
     /// Runs `issue` while no other thread puts anything into a stream, or does not: where others stay in the driver.
     /// By a thread in a launch. Waits for others for some ms at most.
     fn alone(&self, issue: &mut dyn FnMut());
-    /// Whether a launch may be made to help one that is stuck: not while the driver keeps launches waiting until that one
-    /// has ended. If so, [`Host::help_ends`] follows.
+    /// Whether a launch may be made now to help a stuck one. It may not while the driver holds launches back
+    /// until that one has ended. If it may, [`Host::help_ends`] follows.
     fn help_begins(&self) -> bool;
-    /// It is made.
+    /// The launch that [`Host::help_begins`] allowed has been made.
     fn help_ends(&self);
     /// Runs `load`, which loads code, while nothing runs in a context, or does not: where that is not so within
     /// `patience`. The context lives.

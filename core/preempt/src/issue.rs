@@ -12,7 +12,7 @@ use tally_rewriter::control::CONTROL_BYTES;
 /// How a launch is made once more.
 #[derive(Debug)]
 pub struct Again {
-    /// The transformed form.
+    /// A function of the transformed module.
     pub function: usize,
     pub grid: [u32; 3],
     pub block: [u32; 3],
@@ -22,7 +22,7 @@ pub struct Again {
     pub attributes: Vec<LaunchAttribute>,
     /// The parameters, the control block last.
     pub parameters: Vec<u8>,
-    /// Where it is in them.
+    /// Offset of the control block in `parameters`, bytes.
     pub control_offset: usize,
     /// The control block, with the epoch behind the parts'.
     pub control: ControlBlock,

@@ -54,7 +54,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// One that is of no kernel.
+    /// A job that concerns a context and no kernel.
     pub(crate) fn of_context(task: Task, context: usize) -> Self {
         Job {
             task,
@@ -71,7 +71,7 @@ impl Job {
         }
     }
 
-    /// For a launch of a kernel.
+    /// A job for the kernel of a launch.
     pub(crate) fn of_launch(
         task: Task,
         index: usize,
@@ -103,7 +103,7 @@ pub(crate) enum Failed {
     Busy,
     /// The program has unloaded the kernel, or the worker must not go on.
     Unloaded,
-    /// It has none.
+    /// The kernel has none, for this reason.
     For(TransformRefusal),
 }
 
@@ -174,7 +174,7 @@ pub(crate) fn put_back(job: Job) {
     });
 }
 
-/// To be looked at before the jobs: [`sleep`] returns at once if it has changed.
+/// A counter to be read before the jobs: [`sleep`] returns at once if it has changed.
 pub(crate) fn word() -> u32 {
     WORD.load(SeqCst)
 }

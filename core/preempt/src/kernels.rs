@@ -11,7 +11,7 @@ use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
 use tally_rewriter::TransformRefusal;
 
 pub(crate) struct Kernel {
-    /// As in the shared table: what the core reads is only a copy of this.
+    /// The state in the shared table; what the core reads is only a copy of this.
     pub(crate) state: AtomicU32,
     pub(crate) transformed: AtomicPtr<Transformed>,
     /// The driver refused it on fewer SMs, or it did not end there.
@@ -48,7 +48,7 @@ pub(crate) fn changed() {
     CHANGES.fetch_add(1, SeqCst);
 }
 
-/// So often it may have changed: see [`ready`].
+/// Number of changes to [`ready`] so far, at least.
 pub fn changes() -> u32 {
     CHANGES.load(SeqCst)
 }
@@ -56,7 +56,7 @@ pub fn changes() -> u32 {
 /// Kernels that can be transformed, their index and form, by the function or kernel that a program launches.
 pub type Ready = HashMap<usize, (usize, &'static Transformed)>;
 
-/// Those of a context.
+/// The kernels of a context that can be transformed.
 pub fn ready(context: usize) -> Ready {
     let mut all = Ready::new();
     for index in 0..KERNEL_SLOTS {

@@ -20,7 +20,7 @@ pub struct Shape {
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
     Kernel(KernelArguments),
-    /// An instantiated graph.
+    /// A `CUgraphExec` as the program passed it.
     Graph(Ptr),
     /// Something that is only run as it is.
     Other,
@@ -53,7 +53,7 @@ impl KernelArguments {
     }
 }
 
-/// The stream of a launch, as far as it matters for other forms.
+/// The stream that a launch goes to, and its context.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamState {
     /// The slot of its stream, which no other stream shares.
@@ -75,10 +75,10 @@ pub struct PlannedLaunch<'a> {
     /// The stream, an explicit handle.
     pub stream: usize,
     pub kernel: u32,
-    /// What it is made of.
+    /// What another form of the launch is made from.
     pub target: Target,
     pub ticket: u64,
-    /// Its number in the slot.
+    /// Number of the launch in the slot.
     pub number: u32,
     /// More of the same launch is before it: its first part waits at the gate, too.
     pub follows: bool,

@@ -154,7 +154,7 @@ pub fn close_context(context: usize) -> bool {
     true
 }
 
-/// It was destroyed, or not.
+/// The attempt to destroy the context is over; `is_gone`: it was destroyed.
 pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
     if !was_closed {
         return;

@@ -25,7 +25,6 @@ pub struct Lock(AtomicU32);
 pub struct Held<'a>(&'a Lock);
 
 impl Lock {
-    /// A free lock.
     pub const fn new() -> Self {
         Lock(AtomicU32::new(FREE))
     }

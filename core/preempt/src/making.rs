@@ -28,9 +28,9 @@ use tally_rewriter::{
 /// How far an image has come in one form.
 #[derive(Clone, Debug)]
 enum Stage {
-    /// Rewritten, not loaded.
+    /// Rewritten, but not loaded into the driver yet.
     Rewritten(Rewritten),
-    /// In the driver.
+    /// Loaded into a context, with the kernels found in it.
     Loaded { module: usize, context: usize, is_ptx: bool, kernels: Vec<TransformedKernel> },
 }
 
@@ -41,7 +41,7 @@ struct Made {
     refused: Vec<(String, TransformRefusal)>,
 }
 
-/// By the image's digest and whether block indices are offset.
+/// Images that were rewritten, by digest and whether block indices are offset.
 static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, TransformRefusal>>> =
     Locked::new(BTreeMap::new());
 
@@ -296,7 +296,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
     Ok(transformed)
 }
 
-/// Its form is there.
+/// Makes a kernel's transformed form available to launches.
 pub(crate) fn prepared(index: usize, transformed: Transformed) {
     let detail = transform_state::SLICEABLE | transform_state::PREEMPTIBLE;
     let (kernel, image) = (&KERNELS[index], transformed.image);

@@ -10,10 +10,10 @@ const UNTRIED: u32 = 0;
 /// The worker has been asked.
 const ASKED: u32 = 1;
 const READY: u32 = 2;
-/// There is none.
+/// The worker found that the kernel has no such form.
 const NONE: u32 = 3;
 
-/// A kernel's, or what is known of it.
+/// The form with offset block indices of one kernel, or how far it has come.
 #[derive(Debug, Default)]
 pub struct OffsetForm {
     state: AtomicU32,

@@ -19,8 +19,8 @@
 
 /// How many times the patience with a part that is asked to stop a slice gets.
 const SLICE_PATIENCE: u64 = 4;
-/// The same of a part that has skipped blocks and may run on, and how many times what
-/// the launch was expected to take.
+/// Patience with a part that has skipped blocks and may run on, as a multiple of the usual one; and as a
+/// multiple of what the launch was expected to take.
 const RUN_ON_PATIENCE: u64 = 20;
 const RUN_ON_EXPECTED: u64 = 4;
 
@@ -34,15 +34,15 @@ pub struct Progress {
     expected_ns: u64,
     /// Events seen to be done: odd while a part runs.
     seen: usize,
-    /// When `seen` changed.
+    /// When `seen` changed last, monotonic ns.
     since_ns: u64,
-    /// The part that is being asked to yield, since when.
+    /// The part that is being asked to yield, and since when, ns.
     asked: Option<(usize, u64)>,
-    /// The last asking that was dealt with.
+    /// When the latest request to yield that was dealt with was made, ns.
     answered_ns: u64,
     /// When it was seen first that the running part has skipped blocks.
     skipped_ns: Option<u64>,
-    /// It was helped, or cannot be.
+    /// The launch was helped, or cannot be.
     settled: bool,
 }
 
@@ -51,12 +51,12 @@ pub struct Progress {
 pub struct Found {
     /// This part was asked to yield and has ended, so long after.
     pub ended: Option<(usize, u64)>,
-    /// It is stuck: said once.
+    /// The launch is stuck; reported once.
     pub stuck: bool,
 }
 
 impl Progress {
-    /// Of a launch of so many parts, just issued. `helpable`: there is a way to help it.
+    /// The progress of a launch of `parts` parts that was just issued. `helpable`: there is a way to help it.
     pub fn new(parts: usize, sliced: bool, expected_us: u32, helpable: bool, now_ns: u64) -> Self {
         Progress {
             parts,
@@ -149,7 +149,7 @@ impl Progress {
         found
     }
 
-    /// Of a part that runs and is not the last.
+    /// Whether a part that runs, and is not the last, is stuck.
     fn is_stuck(&self, now_ns: u64, asked_ns: Option<u64>, rescue_ns: u64) -> bool {
         let (since_ns, patience_ns) = match (self.sliced, self.skipped_ns, asked_ns) {
             (true, ..) => (self.since_ns, rescue_ns.saturating_mul(SLICE_PATIENCE)),

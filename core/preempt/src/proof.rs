@@ -52,7 +52,7 @@ pub struct Proven {
     pub offsets: bool,
 }
 
-/// What was found.
+/// Results for each device and kind of code; found once in a process.
 static FOUND: Locked<Vec<(Kind, Result<Proven, TransformRefusal>)>> = Locked::new(Vec::new());
 
 /// Whether transformed forms of a kind may be used on a device, which is the current context's.
@@ -95,11 +95,11 @@ pub(super) fn passed(
     Ok(found?)
 }
 
-/// What was done.
+/// Counts of what the proof has run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Runs {
     stopped: u32,
-    /// Of those, with some blocks run before the flag was seen, and some not.
+    /// Stopped runs in which some blocks ran before the flag was seen, and some did not.
     partly: u32,
     /// Slices by offset, if there is that form.
     offsets: u32,
@@ -118,7 +118,7 @@ struct Form {
 
 struct Bench {
     stream: Ptr,
-    /// For the flag's writes while the kernel runs.
+    /// Stream of the flag's writes while the kernel runs.
     other: Ptr,
     grid: [u32; 3],
     sums: u64,
@@ -401,7 +401,7 @@ impl Bench {
         check(unsafe { write(stream, self.flag, value, WRITE_VALUE_DEFAULT) })
     }
 
-    /// So many words.
+    /// Copies words from the device; not more than two for each block.
     fn read(&self, from: u64, count: usize) -> Result<Vec<u32>, TransformRefusal> {
         let copy = driver().copy_out.ok_or(TransformRefusal::DriverRefused)?;
         let count = count.min(2 * self.blocks() as usize);

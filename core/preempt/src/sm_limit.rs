@@ -8,9 +8,10 @@
 //! Green contexts share their device's primary context, and keep it: they are given up before the program's
 //! last reference to it goes ([`give_up`]). Launches in another context are not SM-limited.
 //!
-//! A launch is SM-limited only if it has more blocks than the whole GPU holds at once, so that none of them can rely
-//! on all others, and its stream has nothing that another one lacks. One that does not end is noted, and
-//! its kernel is never SM-limited again, in this run and, through the profiles, in later ones.
+//! A launch is SM-limited only if it has more blocks than the whole GPU holds at once, so that no block can
+//! rely on all others, and if its stream has no property that another stream would lack. A launch that does not
+//! end is noted, and its kernel is never SM-limited again, neither in this run nor, through the profiles, in
+//! later ones.
 
 use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing};
 use crate::cuda::{
@@ -48,7 +49,7 @@ type SmLimited = (usize, u32, usize);
 const SM_LIMITED_MAX: usize = 256;
 /// An SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
 pub const STUCK_NS: u64 = 10_000_000_000;
-/// Between two attempts to find the context idle: first, and at most.
+/// Pause between two attempts to find the context idle: the first one, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 struct Pool {

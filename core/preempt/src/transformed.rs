@@ -21,11 +21,11 @@ pub struct Transformed {
     pub is_ptx: bool,
     /// The form with offset block indices.
     pub(crate) by_offset: OffsetForm,
-    /// Of its context.
+    /// CUDA ordinal of the device of `context`.
     pub(crate) device: i32,
     /// Offset and size of each parameter of the original.
     pub parameters: Vec<(usize, usize)>,
-    /// Where the control block goes.
+    /// Offset of the control block in the parameters, bytes.
     pub control_offset: usize,
     /// Cluster dimensions fixed at compile time.
     pub cluster: Option<[u32; 3]>,
@@ -33,7 +33,7 @@ pub struct Transformed {
     pub image: u128,
     /// It reads its SM's number, or how many there are: never limited to some of them.
     pub reads_sm: bool,
-    /// Those that the program requires by function attributes; 0: none.
+    /// Cluster dimensions that the program requires by function attributes; 0: none.
     pub(crate) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
     pub(crate) originals: [AtomicUsize; 2],

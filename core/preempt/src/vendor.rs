@@ -1,10 +1,10 @@
 //! Which code belongs to NVIDIA's closed libraries. Their licences forbid modifying
 //! it, so it is left alone unless the operator says otherwise.
 //!
-//! Known by the library that holds the image or, where the image lay in memory, by the
-//! library whose code loaded it, or by names that only those libraries' kernels have. A
-//! kernel that is not recognised would be transformed although the switch is off; one that is
-//! taken for theirs by mistake is run whole. The lists lean to the second.
+//! A kernel is recognised by the library that holds its image, by the library whose code loaded an image from
+//! memory, or by a name that only those libraries use. A kernel that is not recognised would be transformed
+//! although the switch is off; a kernel that is taken for theirs by mistake runs whole. The lists err on the
+//! second side.
 
 /// Starts of file names of the libraries.
 const LIBRARIES: [&str; 14] = [

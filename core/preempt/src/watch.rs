@@ -1,15 +1,15 @@
 //! Transformed launches under way: how soon they yield, and help for those that do not.
 //!
-//! An event stands before and behind each part. Only the flag's thread looks at them,
-//! and only while the core asks to yield, or once a millisecond. A part that is
-//! stuck ([`Progress`]) has blocks that wait for others which it did not run: the same
-//! kernel is launched once more beside it, over the same claim table, without the flag.
-//! Then every block has run once, the part ends, and the kernel is never transformed again.
+//! Each part has an event before and one behind it. Only the flag's thread looks at them, and only while the
+//! core asks to yield, or once a millisecond. The blocks of a stuck part ([`Progress`]) wait for others which
+//! it did not run. Then the same kernel is launched once more beside it, over the same claim table, without the
+//! flag. So every block runs once, the part ends, and the kernel is never transformed again.
 //!
-//! Kernels whose code lets their blocks wait are never launched in parts, so this is for those whose code does
-//! not show it. Help is a launch, which calls such as `cuMemFree` keep waiting: they begin when nothing may need help any
-//! more ([`may_need_help`]). (Enqueued ahead of time, behind a wait for a word, it would need no
-//! launch: but it can share a hardware queue with the very launch that it is to help, and hold that back for good.)
+//! Kernels whose code lets their blocks wait are never launched in parts, so this is for kernels whose code
+//! does not show it. Help is a launch, and calls such as `cuMemFree` hold launches back: they begin only when
+//! no launch may need help any more ([`may_need_help`]). Help that is enqueued ahead of time, behind a wait for
+//! a word, would avoid that, but it can share a hardware queue with the very launch that it is to help, and
+//! block it for good.
 
 use crate::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
 use crate::host::{host, log};
@@ -29,7 +29,7 @@ use tally_rewriter::{ControlBlock, TransformRefusal};
 
 /// How long a launch waits for room before it goes whole.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(5);
-/// Between two looks for room.
+/// Pause between two looks for room.
 const ROOM_NAP: Duration = Duration::from_micros(50);
 /// In place of the event behind a launch that helps: it is being made.
 const LAUNCHING: usize = usize::MAX;
@@ -42,10 +42,10 @@ pub type Events = Box<[usize; 2 * PARTS_MAX]>;
 #[derive(Debug)]
 pub struct Open {
     pub ticket: u64,
-    /// Its kernel's index.
+    /// Index in the kernel table.
     pub kernel: usize,
     pub slot: usize,
-    /// Its number in the slot.
+    /// Number of the launch in the slot.
     pub number: u32,
     pub events: Events,
     /// How far it has come.
@@ -54,7 +54,7 @@ pub struct Open {
     pub epoch2: u32,
     /// How it is made again; `None` if it cannot be.
     pub again: Option<Again>,
-    /// It has yielded before.
+    /// The launch has yielded before.
     pub launches_yielded: bool,
     /// The event behind the launch that helps, until it is done.
     pub helping: Option<usize>,
@@ -229,7 +229,7 @@ struct Help {
     ticket: u64,
     slot: usize,
     again: Again,
-    /// To be recorded behind it.
+    /// The event to be recorded behind the helping launch.
     event: usize,
 }
 
@@ -356,7 +356,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// So often a launch naps before it goes whole, at most.
+    /// Naps of a launch before it goes whole, at most.
     const NAPS_MAX: u32 = (ROOM_WAIT_MAX.as_micros() / ROOM_NAP.as_micros()) as u32;
 
     #[test]

@@ -12,14 +12,14 @@ pub const START: &CStr = c"tally_shim_start";
 /// Returns null if `abi` differs. May be called more than once.
 pub type Start = unsafe extern "C" fn(&'static Host) -> *const Entries;
 
-/// From the preloaded library.
+/// What the preloaded library gives the shim.
 #[repr(C)]
 pub struct Host {
     /// [`hash`] of all names, in order.
     pub abi: u64,
-    /// The real `dlsym`.
+    /// libc's `dlsym`, behind the preloaded library's own.
     pub dlsym: *const (),
-    /// The real `ioctl`.
+    /// libc's `ioctl`, behind the preloaded library's own.
     pub ioctl: *const (),
     /// Exports of the preloaded library, one for each entry point.
     pub exports: *const *const (),
@@ -38,7 +38,7 @@ pub struct DeepBind {
     pub unloaded: AtomicU64,
 }
 
-/// From the shim.
+/// What the shim gives the preloaded library.
 #[repr(C)]
 pub struct Entries {
     /// What programs linked to the driver call, one for each entry point.

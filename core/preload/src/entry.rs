@@ -15,7 +15,7 @@ const SYMBOL_NOT_FOUND: i32 = 302;
 /// Where the entry points lead: one slot each, and the last one for `ioctl`. 0: not known yet.
 static SLOTS: [AtomicUsize; COUNT + 1] = [const { AtomicUsize::new(0) }; COUNT + 1];
 
-/// Addresses of functions.
+/// Addresses of the exports, in the table's order.
 pub struct Exports(pub [*const (); COUNT]);
 
 // SAFETY: addresses of functions.

@@ -69,7 +69,7 @@ fn program(name: &mut Text<NAME_BYTES_MAX>) {
     }
 }
 
-/// As `tally_ipc::wire` makes it.
+/// Makes the frame that `tally_ipc::wire` makes of the same values.
 fn make_frame<const N: usize, const M: usize>(
     frame: &mut Text<FRAME_BYTES_MAX>,
     name: &Text<N>,

@@ -133,7 +133,7 @@ impl<const N: usize> Text<N> {
         Text { bytes: [MaybeUninit::uninit(); N], len: 0, cut: false }
     }
 
-    /// One byte more.
+    /// Appends a byte; one that finds no room is dropped and noted in `cut`.
     pub fn byte(&mut self, byte: u8) {
         match self.bytes.get_mut(self.len) {
             Some(place) => {
@@ -157,7 +157,7 @@ impl<const N: usize> Text<N> {
         self
     }
 
-    /// A text more.
+    /// Appends a text, as far as there is room.
     pub fn str(&mut self, text: &str) -> &mut Self {
         // SAFETY: a `str`'s bytes.
         unsafe { self.bytes(text.as_ptr(), text.len()) }
@@ -189,7 +189,7 @@ impl<const N: usize> Text<N> {
         self
     }
 
-    /// Where it is.
+    /// Start of the bytes, which end in a NUL only if one was appended.
     pub fn at(&self) -> *const u8 {
         self.bytes.as_ptr().cast()
     }

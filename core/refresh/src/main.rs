@@ -1,10 +1,10 @@
 //! `tally-refresh`: has each GPU change its context once, when told.
 //!
-//! Started by the core, outside of its MPS daemon, with `[sharing.mps] refresh_ms`. For each byte on
-//! standard input it runs a kernel that does nothing on every device, waits for it, and answers with a
-//! byte on standard output; it ends with the input. Why: `docs/internals.md`, "A GPU's two speeds".
-//! A device that fails, or whose memory gets short, is left alone from then on: a context takes some that clients
-//! need more. It ends when none is left. Which devices there are says `CUDA_VISIBLE_DEVICES`, as for any program.
+//! Started by the core, outside of its MPS daemon, with `[sharing.mps] refresh_ms`. For each byte on standard
+//! input it runs an empty kernel on every device, waits for it, and answers with a byte on standard output; it
+//! ends with the input. Why: `docs/internals.md`, "A GPU's two speeds". A device that fails, or whose memory
+//! gets short, is not used any more, because a context takes memory that clients need more. The program ends
+//! when no device is left. `CUDA_VISIBLE_DEVICES` selects the devices, as for any program.
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, sys};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const PTX: &str =
     ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
-/// Of a device's memory this part must be free.
+/// One part in this many of a device's memory must be free.
 const FREE_PART: usize = 20;
 
 /// A device, ready to run it.

@@ -5,7 +5,7 @@ use std::io::{BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Where the software device is.
+/// Path of the software device's library.
 fn library() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let places = [deps.join("libtally_softcuda.so"), deps.join("../libtally_softcuda.so")];

@@ -28,10 +28,10 @@
 /// Bytes of the control block in a kernel's parameters; 8-byte aligned.
 pub const CONTROL_BYTES: u32 = 56;
 
-/// Where [`ControlBlock::lo`] lies in it.
+/// Offset of [`ControlBlock::lo`] in the control block, bytes.
 pub const LO_OFFSET: u32 = 24;
 
-/// Where [`ControlBlock::dims`] lies in it.
+/// Offset of [`ControlBlock::dims`] in the control block, bytes.
 pub const DIMS_OFFSET: u32 = 40;
 
 /// A flag of this value stops every launch that looks at it; 0 stops none.
@@ -54,7 +54,7 @@ pub struct ControlBlock {
     pub notice: u64,
     /// First linear block id that belongs to this launch.
     pub lo: u32,
-    /// One more than the last.
+    /// One more than the last linear block id of this launch.
     pub hi: u32,
     /// Twice this launch's epoch.
     pub epoch2: u32,
@@ -108,7 +108,7 @@ impl ControlBlock {
         }
     }
 
-    /// As a kernel parameter.
+    /// The block as the bytes of a kernel parameter.
     pub fn bytes(&self) -> [u8; CONTROL_BYTES as usize] {
         let mut bytes = [0; CONTROL_BYTES as usize];
         let longs = [self.table, self.flag, self.notice];

@@ -35,11 +35,11 @@ const FLAG_ZSTD: u64 = 0x8000;
 const FLAG_SPECIFIC: u64 = 0x10_0000;
 /// `sm_100f` and the like: for devices of the same major version.
 const FLAG_FAMILY: u64 = 0x20_0000;
-/// 64 bits, Linux.
+/// Flags of every entry for 64-bit Linux.
 const FLAGS_USUAL: u64 = 0x11;
 const FIXED_HEADER_BYTES: u32 = *ENTRY_HEADER_BYTES.start() as u32;
-/// Options of an entry of PTX, behind the fixed header: where their text lies, and an empty one. A driver (580)
-/// crashes on entries of PTX without.
+/// Options of a PTX entry without options, behind the fixed header: where their text lies, and an empty text.
+/// Driver 580 crashes on PTX entries that lack them.
 const OPTIONS_NONE: [u8; 16] =
     [FIXED_HEADER_BYTES as u8 + 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -51,25 +51,21 @@ pub enum FatbinError {
     Truncated {
         /// What was being read.
         what: &'static str,
-        /// Where it starts.
         offset: usize,
-        /// How many bytes it has.
+        /// Bytes that it takes.
         needed: u64,
-        /// How many there are.
+        /// Bytes that follow the offset.
         available: usize,
     },
     /// A field does not hold what it must.
     #[error("fatbin: {what} at offset {offset} is {found:#x}, expected {expected}")]
     Unexpected {
         what: &'static str,
-        /// Where it is.
         offset: usize,
-        /// What it holds.
         found: u64,
         /// What it should hold.
         expected: &'static str,
     },
-    /// More than [`ENTRIES_MAX`] entries.
     #[error("fatbin: more than {ENTRIES_MAX} entries at offset {offset}")]
     TooManyEntries {
         /// Where the first one too many starts.
@@ -104,11 +100,10 @@ pub enum Kind {
 /// How a payload is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Not at all.
+    /// The payload is stored as it is.
     None,
     /// A raw LZ4 block.
     Lz4,
-    /// A ZSTD frame.
     Zstd,
 }
 
@@ -209,7 +204,7 @@ impl<'a> Fatbin<'a> {
         self.best(Kind::Elf, arch).or_else(|| self.best(Kind::Ptx, arch))
     }
 
-    /// The same of PTX only.
+    /// The PTX entry that the driver would use for a device; cubins are passed over.
     pub fn choose_ptx(&self, arch: u32) -> Option<&Entry<'a>> {
         self.best(Kind::Ptx, arch)
     }

@@ -6,7 +6,7 @@ use crate::{KernelForm, Rewritten, TransformRefusal, cubin, ptx};
 /// What kind of image some bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
-    /// A fatbin container.
+    /// A container of cubins and PTX for several architectures.
     Fatbin,
     Cubin,
     Ptx,

@@ -1,10 +1,9 @@
 //! Kernels that are known by name to wait, for one another's blocks or for other GPUs.
 //!
-//! A kernel whose blocks wait for each other may hang when some of them are held back,
-//! and neither its PTX nor its machine code says so plainly: a look-back reads a word
-//! that another block writes, as any kernel might. Libraries that do it have names.
-//! A name proves nothing, so that what is not found here is still watched when it is
-//! transformed ([`TransformRefusal::BlocksWaited`]).
+//! A kernel whose blocks wait for each other may hang when some of them are held back, and neither its PTX nor
+//! its machine code says so plainly: a look-back reads a word that another block writes, as any kernel might.
+//! But the libraries that do it use known names. A name proves nothing, so kernels that are not found here are
+//! still watched when they are transformed ([`TransformRefusal::BlocksWaited`]).
 
 use crate::TransformRefusal;
 

@@ -36,7 +36,7 @@ pub enum TransformRefusal {
     ProgrammaticDependence = 14,
     /// Its cluster dimensions are no powers of two.
     ClusterShape = 15,
-    /// A communication library's.
+    /// It belongs to a communication library (NCCL, NVSHMEM), by its name.
     Communication = 16,
     /// Its blocks wait for one another, by its name.
     BlocksWaitByName = 17,
@@ -80,7 +80,6 @@ pub enum TransformRefusal {
 }
 
 impl TransformRefusal {
-    /// All of them.
     pub const ALL: [TransformRefusal; 35] = {
         use TransformRefusal::*;
         [

@@ -24,15 +24,16 @@ pub struct TransformedKernel {
     pub control_offset: u32,
     /// Cluster dimensions fixed at compile time, in blocks.
     pub cluster: Option<[u32; 3]>,
-    /// The code has loads, atomics or fences through which a block can see what another block writes, or an indirect
-    /// call, so its blocks may wait for each other. Without these we assume that they do not: a compiler may hoist a
-    /// plain load out of a loop.
+    /// Its blocks may wait for one another: it has reads that see what other blocks write meanwhile (volatile
+    /// or strong loads, atomics whose result it uses, fences wider than a block), or calls a function through a
+    /// register. Other kernels are taken not to wait: without a fence, compilers may hoist a plain load out of
+    /// a loop.
     pub may_wait: bool,
     /// It reads which SM it runs on, or how many there are: on some of the SMs it may do other work.
     pub reads_sm: bool,
 }
 
-/// A rewritten image.
+/// An image after rewriting, with what the launcher must know of its kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewritten {
     /// PTX text (not NUL-terminated) or a cubin.

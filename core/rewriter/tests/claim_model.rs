@@ -33,7 +33,7 @@ struct Warp {
     at: At,
     /// The word that it last saw.
     word: u8,
-    /// It saw the flag raised.
+    /// The warp saw the flag raised.
     stop: bool,
 }
 
@@ -43,7 +43,7 @@ struct State {
     warps: [Warp; WARPS_MAX],
 }
 
-/// What is modelled.
+/// Bounds and variants of a model.
 #[derive(Clone, Copy)]
 struct Model {
     launches: usize,

@@ -90,7 +90,7 @@ mod tests {
 
     #[derive(Clone, Default, JsonSchema, Serialize)]
     struct Outer {
-        /// Where it is.
+        /// How the table `inner` is set.
         inner: Inner,
         free: u64,
     }
@@ -120,7 +120,7 @@ mod tests {
     fn a_schema_has_no_references() {
         let schema = schema::<Outer>();
         assert_eq!(schema["properties"]["inner"]["properties"]["number"]["maximum"], 9);
-        assert_eq!(schema["properties"]["inner"]["description"], "Where it is.");
+        assert_eq!(schema["properties"]["inner"]["description"], "How the table `inner` is set.");
         assert!(!schema.to_string().contains("$ref"), "{schema}");
     }
 }

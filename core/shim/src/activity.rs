@@ -62,19 +62,18 @@ impl Snapshot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     None,
-    /// It was idle and is busy.
+    /// The client was idle and is busy now.
     Started,
-    /// It was busy and is idle.
+    /// The client was busy and is idle now.
     Ended,
 }
 
 impl SlotWord {
-    /// Nothing launched yet.
+    /// Sequence number 0, and no launch being issued.
     pub const fn new() -> Self {
         SlotWord(AtomicU64::new(0))
     }
 
-    /// Look at it.
     #[inline]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot(self.0.load(SeqCst))

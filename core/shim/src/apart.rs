@@ -1,9 +1,9 @@
 //! Threads of the shim's own whose descriptors are not the program's, and work that they do for others.
 //!
-//! A program closes descriptors that are not its own, opens others under their numbers, counts on the lowest free
-//! number, and on a pipe's end once it has closed it: nothing of the shim's is in its table, and its descriptors are
-//! in no other. The table is copied once, while `cuInit` waits; threads that the first such thread starts have the
-//! same one.
+//! A program may close descriptors that are not its own, open others under their numbers, count on the lowest
+//! free number, and count on the end of a pipe once it has closed its side. So the shim has no descriptor in
+//! the program's table, and its own table has none of the program's. The table is copied once, while `cuInit`
+//! waits; threads that the first such thread starts share it.
 
 use crate::threads;
 use rustix::thread::futex;

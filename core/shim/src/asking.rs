@@ -1,8 +1,8 @@
 //! Questions that threads of the shim's ask the driver: whether a stream or an event has ended.
 //!
-//! Asking waits for nothing. What is asked for must live: who destroys a stream or a context, or begins a capture,
-//! first takes away what the threads go by and then waits until they are out of the driver ([`wait_out`]), which
-//! takes about a microsecond.
+//! Asking never waits. The objects asked about must be alive: a thread that destroys a stream or a context, or
+//! begins a capture, first removes them from what the asking threads use, and then waits until those threads
+//! have left the driver ([`wait_out`]), which takes about a microsecond.
 
 use crate::state;
 use std::sync::atomic::AtomicU32;

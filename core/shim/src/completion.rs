@@ -50,7 +50,7 @@ struct Marker {
     number: u32,
     /// When the launch call had returned, ns.
     issued_ns: u64,
-    /// Its time is to be reported.
+    /// The launch's time is to be reported.
     is_sample: bool,
 }
 
@@ -377,7 +377,7 @@ pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
 /// Keep `done` within 2^31 of the next launch's number, because they are compared with wrap-around. The caller holds
 /// the slot's lock.
 pub fn refresh(client: &ClientRegion, index: usize, slot: &Slot) {
-    /// Ungated launches do not advance `done`.
+    /// Ungated launches move no word.
     const STALE_MAX: u32 = 1 << 30;
     let now = slot.word.snapshot().sequence();
     TRACKS[index & 63].with(|track| {
@@ -416,7 +416,7 @@ pub fn take_context(context: usize) -> Taken {
     Taken(under_way, EVENTS.with(|all| all.remove(&context)).map(|free| (context, free)))
 }
 
-/// It was not destroyed.
+/// The context was not destroyed after all: what was taken of it is followed again.
 pub fn put_back(taken: Taken) {
     for (index, taken) in taken.0 {
         TRACKS[index & 63].with(|track| {

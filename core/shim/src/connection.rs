@@ -100,7 +100,7 @@ impl Settings {
     }
 }
 
-/// The program's name.
+/// File name of the executable, or `pid N` if it cannot be read.
 fn program() -> String {
     let exe = std::env::current_exe().ok();
     let name = exe.as_deref().and_then(|p| p.file_name()).map(|n| n.to_string_lossy().into_owned());

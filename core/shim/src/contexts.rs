@@ -173,12 +173,12 @@ pub unsafe fn primary_retain(
     result
 }
 
-/// The program has one reference to a primary context more.
+/// The program has taken a reference to a primary context.
 fn retained(device: c_int) {
     RETAINED.with(|all| *all.entry(device).or_default() += 1);
 }
 
-/// It has given one up.
+/// The program has given up a reference to a primary context.
 fn released(device: c_int) {
     RETAINED.with(|all| {
         if let Some(count) = all.get_mut(&device) {

@@ -73,7 +73,7 @@ macro_rules! entry_points {
         /// What programs linked to the driver call, in the table's order.
         pub static DIRECT: Directs = Directs(&[ $( $name as *const () ),* ]);
 
-        /// All of them.
+        /// Every entry point, in the table's order.
         pub static ENTRY_POINTS: &[EntryPoint] = &[ $( EntryPoint {
             name: stringify!($name),
             symbol: wrapped::$name::SYMBOL,

@@ -42,7 +42,7 @@ enum Way {
     Gated(Answer, u64),
     /// There is no core to ask, and the fail mode says go on.
     Unscheduled,
-    /// The client has become ungated.
+    /// The client is ungated, or became so meanwhile.
     Ungated,
 }
 
@@ -51,7 +51,7 @@ enum Waited<T> {
     Done(T),
     /// The core that was asked is gone.
     Lost,
-    /// It is there but does nothing.
+    /// The core runs but makes no progress.
     Stuck,
 }
 

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// Longest probe sequence.
+/// Entries looked at for a key; one that finds no room in them is not remembered.
 const PROBES_MAX: usize = 128;
 
 struct Entry {
@@ -21,7 +21,6 @@ struct Entry {
 pub struct Handles<const N: usize>([Entry; N]);
 
 impl<const N: usize> Handles<N> {
-    /// An empty map.
     pub const fn new() -> Self {
         assert!(N.is_power_of_two());
         Handles([const { Entry { key: AtomicUsize::new(0), value: AtomicU64::new(0) } }; N])

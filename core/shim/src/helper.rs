@@ -63,7 +63,7 @@ pub fn spawn(client: &'static ClientRegion, sharing: Option<SharingMode>) -> Res
     Ok(())
 }
 
-/// The thread's state.
+/// State of the helper thread.
 #[derive(Debug)]
 struct Helper {
     client: &'static ClientRegion,
@@ -74,7 +74,7 @@ struct Helper {
     /// When a shorter one is to be set, if it is wanted still.
     shorten_at: Option<Instant>,
     slice_at: Option<Instant>,
-    /// Next of [`timeslice::REPEATS`].
+    /// Index into [`timeslice::REPEATS`] of the next wait.
     slice_repeat: usize,
 }
 

@@ -34,7 +34,7 @@ pub fn dlsym() -> Dlsym {
     }
 }
 
-/// The real `ioctl`.
+/// libc's `ioctl`, behind the preloaded library's own; `None` if it was not found.
 pub fn ioctl() -> Option<Ioctl> {
     let real = host()?.ioctl;
     // SAFETY: null, or what the preloaded library has found.

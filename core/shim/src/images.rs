@@ -1,10 +1,10 @@
 //! The code images that a best-effort program loads: what identifies them, and their bytes for as long as
 //! a kernel of theirs may be transformed.
 //!
-//! An image is identified by a digest of all of its bytes, and of the options of the load that change the code.
-//! Where its bytes may change or go away they are copied first, and the driver is given the copy, so that it cannot
-//! have read others. Of what lies in a library's read-only data only the place is kept, and what is found there
-//! later is taken only if it has the same digest.
+//! An image is identified by a digest of all of its bytes and of the load options that change the code. Bytes
+//! that may change or disappear are copied first, and the driver loads the copy, so that it cannot have read
+//! anything else. Of an image in a library's read-only data only the address is kept; what is found there later
+//! is used only if it has the same digest.
 //!
 //! Must never read memory that may be gone, and never let the program wait for the loader's lock while
 //! it holds one of ours.
@@ -27,7 +27,7 @@ const OPTIONS_MAX: usize = 64;
 /// `CUjit_option`s that leave the code as it is: times and logs, the target, line information, caching.
 const HARMLESS_OPTIONS: [c_int; 9] = [2, 3, 4, 5, 6, 8, 12, 13, 14];
 
-/// Where an image's bytes are.
+/// Where the bytes of an image can be read from.
 #[derive(Debug)]
 enum ImagePlace {
     Copied(Arc<Vec<u8>>),
@@ -64,11 +64,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of a load that has none.
+    /// The options of a load that has none.
     pub const NONE: Options =
         Options { count: 0, names: std::ptr::null(), values: std::ptr::null() };
 
-    /// Those that change the code, as bytes.
+    /// The options that change the code, as bytes.
     ///
     /// # Safety
     /// The driver has read them.

@@ -22,11 +22,11 @@ use tally_preempt::launch::{KernelArguments, Shape, Target};
 /// Passed by value and put into memory on the slow path only, which is why this
 /// is a trait of plain structures and not a pair of closures.
 pub trait Launch: Copy {
-    /// Its entry point's counter.
+    /// Counter of the launch's entry point.
     fn counter(counters: &Counters) -> &AtomicU64;
-    /// What it runs.
+    /// What the core is told of the launch.
     fn shape(&self) -> Shape;
-    /// What it is made of.
+    /// What another form of the launch is made from.
     fn target(&self) -> Target {
         Target::Other
     }
@@ -36,15 +36,15 @@ pub trait Launch: Copy {
 
 /// A call on the slow path.
 pub struct Call<'a> {
-    /// Its entry point's counter.
+    /// Counter of the launch's entry point.
     pub counter: fn(&Counters) -> &AtomicU64,
     /// The stream as passed.
     pub stream: Ptr,
     /// Whether default streams are the thread's own.
     pub per_thread: bool,
-    /// What it runs.
+    /// What the core is told of the launch.
     pub shape: &'a dyn Fn() -> Shape,
-    /// What it is made of.
+    /// What another form of the launch is made from.
     pub target: &'a dyn Fn() -> Target,
     pub real: &'a dyn Fn() -> CuResult,
 }

@@ -1,12 +1,11 @@
 //! The library that intercepts CUDA kernel launches: `core/preload` loads it into programs that use CUDA.
 //!
-//! It must never print, never panic, never allocate, lock or log on the launch
-//! path of ungated launches (a gated launch holds its stream's turn, and one
-//! made in parts allocates room for its parameters), and never change what the
-//! program computes: every launch happens exactly once, in the program's own
-//! order, whatever becomes of the core. Nor may it make the program's progress depend on anything that it did
-//! not depend on: it waits for the GPU in no call of the program's, enters no stream from another thread, and
-//! loads code only where the driver waits for nobody.
+//! It must never print or panic. On the launch path of an ungated client it must never allocate, lock or log; a
+//! gated launch holds its stream's turn, and one made in parts allocates room for its parameters. It must never
+//! change what the program computes: every launch happens exactly once, in the program's own order, whatever
+//! becomes of the core. Nor may the program's progress depend on anything new: the shim waits for the GPU in no
+//! call of the program, enters no stream from another thread, and loads code only where the driver waits for
+//! nothing.
 //!
 //! Modules import downwards: what a lower one needs of a higher one it is given, as a value or, when the shim
 //! [starts](start), as a function.
@@ -16,8 +15,8 @@
 //! | [`entry_points`] | the functions replaced, and their bodies' names |
 //! | [`start`], [`host`] | the preloaded library, which leads calls and look-ups here |
 //! | [`resolve`], [`table`] | how the real functions are found, and what look-ups lead to |
-//! | [`launch`] | the launch path; ungated launches |
-//! | [`gated`] | the launch path with a decision a launch |
+//! | [`launch`] | the launch path of ungated launches |
+//! | [`gated`] | the launch path of gated launches |
 //! | [`activity`], [`slots`], [`slot_life`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
 //! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |
 //! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |

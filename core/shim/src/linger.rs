@@ -40,9 +40,9 @@ use tally_preempt::cuda::{
     STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 
-/// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after so long, or
-/// so many looks at a timer that may be coarse, each of which takes from half a microsecond to
-/// three, or once the word at `newest` has passed `mine`.
+/// `tally_linger(u64 ns, u32 looks, u64 newest, u32 mine)`: one thread that ends after `ns`, after `looks`
+/// reads of the timer (which may be coarse; a read takes 0.5 to 3 us), or once the word at `newest` has passed
+/// `mine`.
 const PTX: &CStr = c"
 .version 6.3
 .target sm_70
@@ -80,9 +80,9 @@ done:
 const GUARD_WAIT_MAX: Duration = Duration::from_micros(50);
 /// Looks in a microsecond, for the bound.
 const LOOKS_PER_US: u32 = 2;
-/// How many may be there. Beside a CUDA graph of dependent kernels each of these two kernels may
-/// have to wait for the graph's end (an H200 does that), so that requests without a pause between
-/// them leave one more behind each time. None may be left out for that.
+/// Lingering kernels that may exist at once. Beside a CUDA graph of dependent kernels each of the two kernels
+/// may have to wait for the graph's end (an H200 does that), so requests without a pause between them leave one
+/// more behind each time. None may be left out for that.
 const PENDING_MAX: usize = 16;
 
 /// Hardware queues that are left for streams which the program has not used so far.
@@ -98,7 +98,7 @@ const READY: u32 = 1;
 const FAILED: u32 = 2;
 /// The context in which they are to be made; 0: none.
 static WANTED: AtomicUsize = AtomicUsize::new(0);
-/// Whose the objects are.
+/// The context that the objects belong to.
 static CONTEXT: AtomicUsize = AtomicUsize::new(0);
 static STREAM: AtomicUsize = AtomicUsize::new(0);
 static LINGER: AtomicUsize = AtomicUsize::new(0);
@@ -113,7 +113,7 @@ static OLDEST: AtomicUsize = AtomicUsize::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 /// The number of the last one, where the GPU reads it.
 static NEWEST: Page = Page { word: AtomicU32::new(0), _rest: [0; 1023] };
-/// Its address for the GPU.
+/// Address of [`NEWEST`] for the GPU.
 static NEWEST_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
 /// A page of its own, for the driver registers whole pages.

@@ -30,18 +30,18 @@ const OWN_DESCRIPTORS: u64 = 16;
 /// Longest wait for an answer about filters.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// Number of requests to the thread that wakes the core.
+/// Requests to the second thread so far: to wake the core or to look for filters.
 static ASKED: AtomicU32 = AtomicU32::new(0);
-/// Requests to wake the core.
+/// Requests to wake the core so far.
 static RINGS: AtomicU32 = AtomicU32::new(0);
-/// Requests to look for seccomp filters, and those answered.
+/// Requests to look for filters so far, and the request that was answered last.
 static LOOKS: AtomicU32 = AtomicU32::new(0);
 static LOOKED: AtomicU32 = AtomicU32::new(0);
-/// The program has installed a seccomp filter. A process cannot remove one.
+/// The process has seccomp filters that it did not start with; they cannot be removed.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
-/// The filters that the process had at first.
+/// The seccomp filters of the process when the link was started.
 static FILTERS: Locked<Option<Filters>> = Locked::new(None);
-/// The eventfd that wakes the core.
+/// The core's doorbell; `None` while there is no connection.
 static DOORBELL: Locked<Option<OwnedFd>> = Locked::new(None);
 /// The result of the first attempt to register, and whether it has ended.
 static FIRST: Locked<Option<First>> = Locked::new(None);
@@ -51,7 +51,7 @@ static WHY: Locked<String> = Locked::new(String::new());
 /// This process's region, and the core's answer if there was one.
 pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 
-/// Wake the core.
+/// Have the link's thread wake the core.
 #[cold]
 pub fn wake_core() {
     RINGS.fetch_add(1, SeqCst);

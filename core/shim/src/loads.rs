@@ -83,7 +83,7 @@ impl Values {
         Some(Self { at, kept, count })
     }
 
-    /// As they were.
+    /// Writes back the values that the program passed.
     fn restore(&self) {
         for (i, value) in self.kept[..self.count].iter().enumerate() {
             // SAFETY: the program's array, which the driver has written, too.

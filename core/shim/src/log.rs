@@ -54,7 +54,7 @@ pub fn open() {
     }
 }
 
-/// Write one line.
+/// Write one line; dropped if there is nowhere to write to.
 pub fn line(text: std::fmt::Arguments<'_>) {
     let place = place();
     let fd = place.fd.load(Acquire);

@@ -17,7 +17,7 @@ use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::lock::{Lock, Locked};
 use tally_preempt::{prepare, settings};
 
-/// Function handles remembered.
+/// Handles of functions and kernels that are remembered.
 const FUNCTIONS_MAX: usize = 16 * 1024;
 /// Modules and libraries remembered; kernels of others have no known image.
 const MODULES_MAX: usize = 65_536;
@@ -26,13 +26,13 @@ const ENUMERATED_MAX: u32 = 65_536;
 
 /// Function or kernel handle to `owner tag << 32 | index + 1`.
 static FUNCTIONS: Handles<FUNCTIONS_MAX> = Handles::new();
-/// Held by whoever writes to it.
+/// Held by whoever writes to [`FUNCTIONS`].
 static LOCK: Lock = Lock::new();
 
 /// A module or library that is loaded.
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
-    /// Of its image; 0: unknown.
+    /// Digest of the module's image; 0: unknown.
     digest: u128,
     /// The context that it goes with; 0: a library's, which outlives contexts.
     context: usize,
@@ -209,8 +209,8 @@ pub fn take_context(context: usize) -> Taken {
     Taken(taken)
 }
 
-/// It was not. Its functions are noted anew when they are launched, and forms are made anew: those that there are have
-/// lost their originals.
+/// The context was not destroyed after all: its modules are remembered again. Its functions are noted anew when they
+/// are launched, and transformed forms are made anew, because those that exist have lost their originals.
 pub fn put_back(Taken(modules): Taken) {
     for (handle, loaded) in modules {
         remember(handle, loaded);

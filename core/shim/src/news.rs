@@ -19,9 +19,9 @@ pub const NEWS: u32 = 1;
 pub const PROBED: u32 = 2;
 /// There is a new channel group.
 pub const NUDGED: u32 = 4;
-/// Of the connection.
+/// The latest news of the connection that the helper thread has not taken.
 static LATEST: Locked<Option<News>> = Locked::new(None);
-/// The thread has been started.
+/// The helper thread was started and takes news.
 static IS_HEARD: AtomicBool = AtomicBool::new(false);
 
 /// What the connection's thread tells.
@@ -29,7 +29,7 @@ static IS_HEARD: AtomicBool = AtomicBool::new(false);
 pub enum News {
     /// The core is gone, or has let this client go.
     Ended,
-    /// There is one.
+    /// There is a connection now.
     Connected(Box<Connection>),
 }
 

@@ -8,15 +8,15 @@ use std::ffi::{CStr, c_int, c_void};
 /// Bytes of a file's name that are kept.
 const NAME_BYTES_MAX: usize = 128;
 
-/// What [`libc::dl_iterate_phdr`] calls.
+/// Type of the callback of [`libc::dl_iterate_phdr`].
 pub type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
 
-/// A loaded object.
+/// An ELF object in the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Object {
-    /// Where its first part begins.
+    /// Address at which the object's first segment begins.
     pub start: usize,
-    /// Where its last part ends.
+    /// Address at which the object's last segment ends.
     pub end: usize,
     name: [u8; NAME_BYTES_MAX],
     name_bytes: usize,

@@ -21,9 +21,9 @@ use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::wait::{self, now_ns};
 use tally_preempt::cuda::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 
-/// Between two looks at most, ns.
+/// Longest pause between two looks, ns.
 const NAP_NS_MAX: u64 = 500_000;
-/// Between two looks where nobody spins, at least, ns.
+/// Shortest pause between two looks where nobody spins, ns.
 const NAP_NS_MIN: u64 = 50_000;
 /// Looks closer together than this are not worth a sleep, ns.
 const SPIN_NS: u64 = 4_000;
@@ -46,7 +46,7 @@ pub fn spawn() -> std::io::Result<()> {
     threads::spawn("tally-poll", run)
 }
 
-/// There is something to look at.
+/// Wakes the thread, if it sleeps, because there is something to look at.
 #[inline]
 pub fn wake() {
     if ASLEEP.load(SeqCst) {

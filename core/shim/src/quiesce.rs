@@ -33,10 +33,10 @@ use tally_preempt::may_need_help;
 
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// Pause between two looks at other threads.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Why calls stand aside: bits.
+/// Why calls must wait before they enter the driver, as bits.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 /// The shim is loading code, or about to: bit 0.
 const LOADS: usize = 0;
@@ -44,17 +44,17 @@ const LOADS: usize = 0;
 const ISSUES: usize = 1;
 /// Calls under way that put work into streams.
 static ENTERED: AtomicU32 = AtomicU32::new(0);
-/// Those of them that wait for [`ISSUER`], and are not in the driver.
+/// Calls of [`ENTERED`] that wait for [`ISSUER`], and are not in the driver.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-/// Threads that stand aside.
+/// Threads that wait until they may enter the driver.
 static ASIDE: AtomicU32 = AtomicU32::new(0);
 /// Threads that are in a call in which launches wait, or about to be: no launch is made in parts.
 static WAITS: AtomicU32 = AtomicU32::new(0);
-/// Those that are in the driver.
+/// Threads of [`WAITS`] that are in the driver.
 static WAITS_THERE: AtomicU32 = AtomicU32::new(0);
 /// Launches being made to help one that is stuck.
 static HELPS: AtomicU32 = AtomicU32::new(0);
-/// How long such a call stands aside for launches that may need help.
+/// How long a call in which launches wait is held back for launches that may need help.
 const HELP_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Held by who loads.
 static LOADER: Lock = Lock::new();
@@ -97,7 +97,7 @@ fn close(reason: usize) {
     CLOSED.fetch_or(1 << reason, SeqCst);
 }
 
-/// Whoever closed does not come back: nobody stands aside any more.
+/// The thread that closed is gone: no call waits any more.
 #[cold]
 fn give_up() {
     if !IS_LOST.swap(true, SeqCst) {

@@ -128,9 +128,8 @@ pub fn direct(cache: &AtomicUsize, name: &CStr) -> usize {
     0
 }
 
-/// Note where a real function lies: one outside the driver is another
-/// interposer's, whose own calls may come back to us as launches within a launch, and which may pass on
-/// others than it was given.
+/// Note where a real function lies. A function outside the driver belongs to another interposer, whose calls
+/// may come back here as launches within a launch, and which may pass on other launches than it was given.
 fn inspect(real: usize) {
     let start = |address| objects::of(address).map(|object| object.start);
     let driver = start(driver_address());

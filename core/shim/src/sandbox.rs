@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 /// Bytes of that file that are read; it has about 1 500.
 const STATUS_BYTES_MAX: usize = 8_192;
 
-/// Those of the process's first thread.
+/// The seccomp filters of the process's first thread when they were last read.
 #[derive(Debug)]
 pub struct Filters {
     status: OwnedFd,
@@ -18,7 +18,7 @@ pub struct Filters {
 }
 
 impl Filters {
-    /// Those that there are now. `None`: the system does not tell.
+    /// Reads the filters that there are now. `None`: the system does not tell.
     pub fn open() -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let status = rustix::fs::open("/proc/self/status", flags, Mode::empty()).ok()?;
@@ -26,7 +26,7 @@ impl Filters {
         Some(Filters { status, before })
     }
 
-    /// Whether there are others now.
+    /// Whether the process has other filters now.
     pub fn have_changed(&self) -> bool {
         filters(self.status.as_fd()) != Some(self.before)
     }

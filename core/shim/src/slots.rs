@@ -26,7 +26,7 @@ pub const OVERFLOW: usize = STREAM_SLOTS - 1;
 /// [`Slot::context`] of the overflow slot once streams of several contexts share it.
 pub const MANY_CONTEXTS: usize = usize::MAX;
 
-/// Not in use.
+/// No stream has the slot.
 pub const FREE: u32 = 0;
 pub const LIVE: u32 = 1;
 /// Its stream is destroyed, its work may not be done.
@@ -34,7 +34,7 @@ pub const DRAINING: u32 = 2;
 /// Its context is being destroyed: the driver is not asked about it any more.
 pub const GONE: u32 = 3;
 
-/// One stream's slot.
+/// What is kept for one stream, or for all that found no slot of their own.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot {
@@ -46,7 +46,7 @@ pub struct Slot {
     /// The stream, for driver calls: its handle, or one of the two special ones.
     pub stream: AtomicUsize,
     pub context: AtomicUsize,
-    /// Its context's device.
+    /// CUDA ordinal of the context's device; -1 if unknown.
     pub device: AtomicI32,
     /// The thread's number for a per-thread stream, else 0.
     pub thread: AtomicU64,
@@ -78,7 +78,7 @@ impl Slot {
     }
 }
 
-/// All slots of this process.
+/// Every stream slot of this process; the last one is shared by streams that find no other free.
 pub static SLOTS: [Slot; STREAM_SLOTS] = [const { Slot::new() }; STREAM_SLOTS];
 /// One more than the highest slot ever used, the overflow slot apart.
 pub static USED: AtomicUsize = AtomicUsize::new(0);
@@ -233,7 +233,7 @@ pub fn inspect(key: Key) -> (usize, i32, u32) {
     (context, device, flags & STREAM_NON_BLOCKING)
 }
 
-/// It was not.
+/// The streams of these slots were not destroyed after all: they are live again.
 pub fn reattach_all(slots: u64) {
     (0..OVERFLOW).filter(|index| slots & bit(*index) != 0).for_each(reattach);
 }
@@ -303,7 +303,7 @@ pub fn close_context(context: usize) -> Closed {
     closed
 }
 
-/// It was not destroyed.
+/// The context was not destroyed after all: its slots are as they were.
 pub fn reopen(closed: &Closed) {
     let _held = TABLE.lock();
     for (phase, bits) in [LIVE, DRAINING].into_iter().zip(closed.0) {

@@ -8,16 +8,16 @@ use tally_rewriter::fatbin::{self, Fatbin};
 
 /// `fatbinData`'s wrapper: what `cuModuleLoadFatBinary` and cudart pass.
 pub const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
-/// A fat binary.
+/// First bytes of a fat binary.
 pub const FATBIN_MAGIC: [u8; 4] = fatbin::MAGIC.to_le_bytes();
 pub const ELF_MAGIC: [u8; 5] = *b"\x7fELF\x02";
 const ELF_HEADER_BYTES: usize = 64;
 const SECTION_HEADER_BYTES: usize = 64;
 /// Sections of the type have no bytes.
 const SHT_NOBITS: u64 = 8;
-/// Bytes of a text that are read at once.
-/// The longest image that is kept.
+/// The longest image that is kept, bytes.
 pub const IMAGE_BYTES_MAX: usize = 1 << 30;
+/// Bytes of a text that are read at once.
 const CHUNK_BYTES: usize = 4096;
 
 /// Where an image lies, whatever wraps it.
@@ -53,7 +53,7 @@ fn array<const N: usize>(at: usize) -> Option<[u8; N]> {
     (read(at, &mut bytes) == N).then_some(bytes)
 }
 
-/// A little-endian field.
+/// Reads a little-endian field of a header.
 fn field(header: &[u8], at: usize, bytes: usize) -> u64 {
     header[at..at + bytes].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

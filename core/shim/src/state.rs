@@ -30,7 +30,7 @@ static EPOCH_CHANGES: AtomicU32 = AtomicU32::new(0);
 /// What to do without a core, by the last one's word or the environment's.
 static FAIL_HOLD: AtomicBool = AtomicBool::new(false);
 
-/// `cuInit` has run.
+/// `cuInit` has run in this process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 /// The program has begun to exit.
 static EXITING: AtomicBool = AtomicBool::new(false);
@@ -96,7 +96,7 @@ pub fn is_over(epoch: &'static Epoch) -> bool {
     !std::ptr::eq(EPOCH.load(Acquire), epoch)
 }
 
-/// Whether the client is ungated now: the one question of the launch path.
+/// Whether launches are ungated now: the one question that the launch path asks.
 #[inline(always)]
 pub fn is_ungated() -> bool {
     // SAFETY: `NO_GRANT` or a word in a leaked region, always valid.

@@ -45,7 +45,7 @@ struct Stream {
 struct Created {
     /// Streams that do not wait for the legacy stream.
     non_blocking: Vec<Stream>,
-    /// Those that do.
+    /// Streams that wait for the legacy stream, and it for them.
     blocking: Vec<Stream>,
     /// More streams were created than are remembered.
     is_more: bool,
@@ -90,7 +90,7 @@ fn use_first(handle: usize) {
     });
 }
 
-/// By whoever holds [`CREATED`].
+/// Takes a stream out of [`UNUSED`]; called by whoever holds [`CREATED`].
 fn not_unused(handle: usize) {
     if UNUSED.get(handle).is_some() {
         UNUSED.remove(handle);
@@ -235,7 +235,7 @@ pub fn take_green(green: usize) -> Taken {
     take(|s| s.green == green && green != 0)
 }
 
-/// It was not.
+/// What was taken was not destroyed after all: it is remembered again, as used.
 pub fn put_back(Taken([mut non_blocking, mut blocking]): Taken) {
     USED_COUNT.fetch_add(non_blocking.len() + blocking.len(), SeqCst);
     non_blocking.iter_mut().chain(&mut blocking).for_each(|stream| stream.is_used = true);

@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering::Acquire;
 /// Distinct real functions of one name that are told apart.
 pub const REALS: usize = 4;
 
-/// One replaced function.
+/// One driver function that the shim replaces.
 #[derive(Debug)]
 pub struct EntryPoint {
-    /// Its exact name.
+    /// Name as exported, with any suffix (`_v2`, `_ptsz`).
     pub name: &'static str,
-    /// The same, to look it up.
+    /// The name with a NUL, to look it up.
     pub symbol: &'static CStr,
     /// The real function that a program linked to the driver calls; 0: not known yet.
     pub linked: &'static AtomicUsize,

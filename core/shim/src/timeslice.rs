@@ -80,7 +80,7 @@ struct Control {
 
 const EMPTY: u32 = 0;
 const FILLING: u32 = 1;
-/// To be set.
+/// Found, and its time slice is still to be set.
 const NEW: u32 = 2;
 /// Ours is in force.
 const SET: u32 = 3;

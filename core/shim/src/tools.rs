@@ -1,8 +1,8 @@
 //! Debuggers, profilers and modes of the driver under which launches go whole.
 //!
-//! With `CUDA_LAUNCH_BLOCKING`, and while a profiler or a checker has the driver run one kernel at a time, each
-//! part of a launch would be waited for before the next is made. And whoever looks at a program with a tool
-//! wants to see the program's own launches.
+//! With `CUDA_LAUNCH_BLOCKING`, and while a profiler or a checker makes the driver run one kernel at a time,
+//! each part of a launch would be waited for before the next is made. Besides, a user of such a tool wants to
+//! see the program's own launches.
 
 use crate::{bypass, resolve, state, streams};
 use std::sync::OnceLock;

@@ -1,10 +1,10 @@
 //! The lock over a gated launch: of a stream one at a time, from its ticket to its event.
 //!
-//! It is held while a launch waits for its turn, which may take long, so it minds what programs do
+//! The lock is held while a launch waits for its turn, which may take long. So it allows for what programs do
 //! meanwhile:
-//! - a signal handler that launches into the same stream passes through, without the lock;
-//! - a thread that jumps out of its wait (`siglongjmp`), or ends in it, leaves the lock behind: it takes it
-//!   anew itself, and other threads do once the wait has shown no sign of life for [`LEFT_NS`].
+//! - a signal handler that launches into the same stream passes without the lock;
+//! - a thread that jumps out of its wait (`siglongjmp`), or ends in it, leaves the lock held: it can take the
+//!   lock again itself, and other threads can once the wait has shown no sign of life for [`LEFT_NS`].
 
 use crate::state;
 use rustix::thread::futex;
@@ -42,7 +42,7 @@ pub struct Held<'a> {
 }
 
 impl Turn {
-    /// A free lock.
+    /// Unlocked, without an owner.
     pub const fn new() -> Self {
         Turn {
             word: AtomicU32::new(FREE),

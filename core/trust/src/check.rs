@@ -29,10 +29,10 @@ pub struct TrustSettings {
 /// A setting that makes no sense.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustSettingsError {
-    /// Not a digest.
+    /// An entry of `digests` is not a SHA-256 digest.
     #[error("policy.trust.digests: {0}")]
     Digest(String),
-    /// Not a key.
+    /// An entry of `keys` is not a public key.
     #[error("policy.trust.keys: {0}")]
     Key(#[from] KeyError),
     /// A key file that cannot be used.
@@ -49,16 +49,16 @@ pub enum TrustSettingsError {
 /// Why a file is not trusted. Nothing has looked into it yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
-    /// Not one of the digests.
+    /// The digest is not among the pinned ones.
     #[error(
         "{file}: is {digest}, which is not among the {pinned} of `policy.trust.digests`: restore \
          the file that was meant, or add its digest there"
     )]
     NotPinned {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
-        /// How many there are.
+        /// Number of digests in `policy.trust.digests`.
         pinned: usize,
     },
     /// There is no signature and there must be one.
@@ -69,7 +69,7 @@ pub enum TrustError {
     )]
     Unsigned {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// Ids of the keys that would do.
         known: String,
@@ -81,9 +81,8 @@ pub enum TrustError {
     )]
     Damaged {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
-        /// What is wrong.
         why: SignatureError,
     },
     /// Signed by somebody else.
@@ -93,7 +92,7 @@ pub enum TrustError {
     )]
     UnknownKey {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// The key that the signature names.
         key: KeyId,
@@ -108,11 +107,11 @@ pub enum TrustError {
     )]
     OtherBytes {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// The key that the signature names.
         key: KeyId,
-        /// What was signed.
+        /// Digest of the bytes that were signed.
         signed: Digest,
     },
     /// It names the right file and key, and is not that key's.
@@ -122,7 +121,7 @@ pub enum TrustError {
     )]
     Forged {
         file: String,
-        /// What it is.
+        /// Digest of the component's bytes.
         digest: Digest,
         /// The key that the signature names.
         key: KeyId,
@@ -132,7 +131,7 @@ pub enum TrustError {
 /// What is known of a file that may be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Of the bytes that were checked.
+    /// Digest of the bytes that were checked.
     pub digest: Digest,
     /// The trusted key that signed them; `None` if they are not signed, or no keys are
     /// configured to tell.

@@ -12,7 +12,7 @@ const PREFIX: &str = "sha256:";
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// That of these bytes.
+    /// Computes the digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Digest(sha2::Sha256::digest(bytes).into())
     }

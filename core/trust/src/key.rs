@@ -21,7 +21,7 @@ const PRIVATE_HEADER: &str = "tally-policy-private-key 1";
 /// Why a text is no key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Not of the form.
+    /// The text has not the form of a public key.
     #[error(
         "{0:?} is no public key: expected `ed25519:` and 32 bytes in base64 (44 characters) or \
          hexadecimal (64 digits), as `tallyctl policy keygen` prints it"

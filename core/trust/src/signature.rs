@@ -10,11 +10,10 @@
 //! signature <64 bytes in base64>
 //! ```
 //!
-//! Signed are the bytes of [`DOMAIN`] and then the 32 bytes of the file's SHA-256: a
-//! signature made for another purpose with the same key is none of a policy, and one of a
-//! policy is of those bytes only. The file's name is not signed, so that a policy may be
-//! renamed. `key` and `digest` are hints by which a refusal says what is wrong; they
-//! decide nothing.
+//! The signature is over the bytes of [`DOMAIN`] followed by the 32 bytes of the file's SHA-256. So a signature
+//! that was made with the same key for another purpose is not valid for a policy, and a policy's signature is
+//! valid for those bytes only. The file's name is not signed, so a policy may be renamed. `key` and `digest`
+//! only help an error message to say what is wrong; they decide nothing.
 //!
 //! Not minisign's form: its signature is of the file's BLAKE2b hash, and policies are named by SHA-256 everywhere else.
 //!
@@ -60,7 +59,7 @@ pub enum SignatureError {
     /// A line is not as it must be.
     #[error("its line {line} should be `{expected}`")]
     Line {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// The form of that line.
         expected: &'static str,

@@ -17,7 +17,7 @@ use tally_wasm_host::{Compiler, Limits, PolicyHost, WasmPolicy};
 
 const SINGLE_CALLS: usize = 200_000;
 
-/// As the core does, in a child.
+/// A compiler that runs in a child process, as in the core.
 fn compiler() -> Compiler {
     Compiler::program(env!("CARGO_BIN_EXE_policy-compiler"))
 }

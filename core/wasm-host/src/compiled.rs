@@ -25,11 +25,11 @@ pub struct Checked {
     pub unknown_exports: Vec<String>,
     pub limits: Limits,
     pub granted: Capabilities,
-    /// Keeps epochs advancing.
+    /// Advances the engine's epoch while this component's instances are called.
     pub ticker: Arc<Ticker>,
 }
 
-/// Where a component has its exports.
+/// The exports of a component, looked up once.
 pub struct Exported {
     pub pre: ProvidedPre<HostState>,
     pub activity: Option<activity::GuestIndices>,
@@ -64,7 +64,7 @@ impl Exported {
         })
     }
 
-    /// Those of an instance.
+    /// Looks the exports of an instance up.
     ///
     /// # Errors
     /// If one is another than the contract's.

@@ -4,7 +4,7 @@
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 
-/// Of one call at a time.
+/// CPU time of the call under way; there is one at a time.
 #[derive(Debug, Default)]
 pub struct Cpu {
     /// The thread's CPU time when it was read first in this call.
@@ -18,7 +18,7 @@ pub struct Cpu {
 pub struct TookTooLong(u64);
 
 impl Cpu {
-    /// A call begins.
+    /// Starts a call, which may use `most_ms` of CPU time.
     #[inline]
     pub fn begin(&mut self, most_ms: u64) {
         self.first_ns.set(None);
@@ -31,7 +31,10 @@ impl Cpu {
         self.first_ns.get().is_some()
     }
 
-    /// Read the clock.
+    /// Called when the epoch has advanced. The first time in a call it only notes the clock.
+    ///
+    /// # Errors
+    /// If the call used its time since then.
     #[cold]
     pub fn look(&self) -> Result<(), TookTooLong> {
         let now = clock_gettime(ClockId::ThreadCPUTime);

@@ -43,7 +43,6 @@ pub enum LoadError {
         /// What it seems to be.
         found: String,
     },
-    /// A core module.
     #[error(
         "{file}: is a core WebAssembly module, not a component: link with `wasm-component-ld` \
          (`cargo xtask policies` does), or wrap it: `tallyctl policy wrap {file} -o policy.wasm`"
@@ -66,7 +65,7 @@ pub enum LoadError {
     )]
     TooDemanding {
         file: String,
-        /// What it needs.
+        /// The limit that it exceeds, in wasmtime's words.
         why: String,
     },
     /// It has more of something than any policy needs; nothing was built of it.
@@ -87,7 +86,7 @@ pub enum LoadError {
     TooDear {
         file: String,
         error: CompileError,
-        /// Its key in the configuration.
+        /// Key of that limit in the configuration.
         key: &'static str,
         now: u64,
     },
@@ -100,7 +99,6 @@ pub enum LoadError {
          or allowed to start processes as it should be"
     )]
     NotCompiled { file: String, error: CompileError },
-    /// It wants WASI.
     #[error(
         "{file}: imports `{import}`, and policies get no WASI (no files, clock, network or \
          environment): build for `wasm32-unknown-unknown`, or have the tool stub WASI out \
@@ -118,9 +116,9 @@ pub enum LoadError {
     )]
     UnknownImport {
         file: String,
-        /// What it imports.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         import: String,
-        /// What there is.
+        /// The contract's package and version, and the interfaces that can be imported.
         provided: String,
     },
     /// It imports a function of the contract with another type.
@@ -130,9 +128,9 @@ pub enum LoadError {
     )]
     WrongImport {
         file: String,
-        /// What it imports.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         import: String,
-        /// The contract's signature.
+        /// The function's signature in the contract.
         expected: String,
         why: String,
     },
@@ -145,7 +143,7 @@ pub enum LoadError {
         file: String,
         /// The capabilities, for people.
         needed: String,
-        /// The same as TOML.
+        /// The capabilities as a TOML list.
         listed: String,
     },
     /// It lacks an export.
@@ -155,7 +153,7 @@ pub enum LoadError {
     )]
     MissingExport {
         file: String,
-        /// What is missing.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         export: String,
         /// The contract's words for it.
         expected: String,
@@ -169,9 +167,9 @@ pub enum LoadError {
     )]
     WrongExport {
         file: String,
-        /// What it exports.
+        /// Interface and function, as `INTERFACE#FUNCTION`.
         export: String,
-        /// The contract's signature.
+        /// The function's signature in the contract.
         expected: String,
         why: String,
     },

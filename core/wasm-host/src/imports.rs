@@ -71,7 +71,7 @@ impl HostState {
         self.beat.begin();
     }
 
-    /// It has ended.
+    /// The call that [`begin`](Self::begin) announced is over.
     #[inline]
     pub fn end(&self) {
         self.beat.end();

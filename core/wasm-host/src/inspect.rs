@@ -36,7 +36,7 @@ const SCHEDULER: &str = "scheduler";
 const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
 const STATE: &str = "state";
 
-/// So many exported interfaces that this core does not know are told of.
+/// Exported interfaces unknown to this core that are reported, at most.
 const UNKNOWN_MAX: usize = 16;
 
 /// How wasmtime says that a component does not fit into the pool; it has no type
@@ -124,9 +124,9 @@ pub fn imports(
 /// Interfaces that a component exports.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Of the contract, by their bare names.
+    /// Interfaces of the contract, by their bare names.
     pub known: BTreeSet<String>,
-    /// Of the contract's package, and not in this version of it.
+    /// Interfaces of the contract's package that this version of it does not have.
     pub unknown: Vec<String>,
 }
 

@@ -84,7 +84,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of the process that compiles.
+    /// Limits of the process that compiles a component.
     pub(crate) fn compiling(&self) -> CompileLimits {
         CompileLimits {
             memory_bytes: self.compile_memory_bytes as u64,

@@ -80,7 +80,7 @@ impl Metrics {
     }
 }
 
-/// At most so many bytes of a text, whole characters only.
+/// The beginning of a text: at most `bytes_max` bytes, and whole characters only.
 pub fn beginning(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }

@@ -3,14 +3,14 @@
 use crate::Limits;
 use serde::Deserialize;
 
-/// Where to start from.
+/// The limits that hold where the configuration says nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preset {
-    /// For compiled languages.
+    /// Limits for policies in compiled languages: [`Limits::default`].
     #[default]
     Default,
-    /// For interpreted ones.
+    /// Limits for policies that bring an interpreter: [`Limits::interpreted`].
     Interpreted,
 }
 
@@ -27,7 +27,7 @@ impl Preset {
 /// Every key of the configuration is here and in [`Limits`], under the same name.
 macro_rules! given {
     ($($key:ident: $kind:ty,)*) => {
-        /// What is given.
+        /// The settings as written; what is absent comes from the preset.
         #[derive(Debug, Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct Given {

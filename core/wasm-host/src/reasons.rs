@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tally_contract::limits::REASON_BYTES_MAX;
 use tally_ipc::text::printable;
 
-/// Reasons by number.
+/// The texts of a policy's reasons by number, and how many decisions gave each.
 #[derive(Debug)]
 pub struct Reasons {
     texts: BTreeMap<u8, String>,
@@ -36,13 +36,13 @@ impl Reasons {
         }
     }
 
-    /// A decision was made for it.
+    /// Counts a decision that gives this reason.
     #[inline]
     pub fn count(&mut self, reason: u8) {
         self.counts[usize::from(reason)] += 1;
     }
 
-    /// Those that were named or given.
+    /// Reasons that were named or given for a decision.
     pub fn status(&self) -> Vec<ReasonStatus> {
         let known =
             |reason: &u8| self.texts.contains_key(reason) || self.counts[usize::from(*reason)] > 0;

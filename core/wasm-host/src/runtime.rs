@@ -42,7 +42,7 @@ pub struct PolicyHost {
     granted: Capabilities,
     trust: Trust,
     ticker: Arc<Ticker>,
-    /// The latest first.
+    /// Ordered by last use, the latest first; at most [`REMEMBERED_MAX`].
     remembered: Mutex<VecDeque<Arc<Checked>>>,
 }
 
@@ -75,14 +75,15 @@ impl PolicyHost {
         Ok(PolicyHost { engine, linker, compiler, limits, granted, trust, ticker, remembered })
     }
 
-    /// The same host, with these granted to every policy that it loads. Without: none.
+    /// The same host, which grants these capabilities to every policy that it loads. By default none are
+    /// granted.
     pub fn granting(mut self, granted: Capabilities) -> Self {
         self.granted = granted;
         self.remembered().clear();
         self
     }
 
-    /// The same host, loading only what this trusts. Without: anything.
+    /// The same host, which loads only policies that `trust` accepts. By default it loads any.
     pub fn trusting(mut self, trust: Trust) -> Self {
         self.trust = trust;
         self
@@ -253,7 +254,7 @@ const IDLE_TICKS: u32 = 20;
 /// It looks about so often then: a call whose beginning it misses may run on for so long.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 
-/// Of one policy: tells the ticker of its calls.
+/// Tells the ticker of the calls of one policy.
 #[derive(Debug)]
 pub struct Beat {
     is_called: AtomicBool,
@@ -261,7 +262,7 @@ pub struct Beat {
     ticking: Arc<Ticking>,
 }
 
-/// The ticker's thread.
+/// What the ticker's thread shares with the policies that it ticks for.
 #[derive(Debug, Default)]
 struct Ticking {
     is_asleep: AtomicBool,
@@ -293,7 +294,7 @@ impl Ticking {
 }
 
 impl Beat {
-    /// A call begins.
+    /// A call begins: wakes the ticker if it sleeps.
     #[inline]
     pub fn begin(&self) {
         self.is_called.store(true, Relaxed);
@@ -303,7 +304,7 @@ impl Beat {
         }
     }
 
-    /// It has ended.
+    /// The call is over; the ticker may sleep again.
     #[inline]
     pub fn end(&self) {
         self.is_running.store(false, Relaxed);
@@ -339,7 +340,7 @@ impl Ticker {
         Ok(Ticker { ticking, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// For a policy.
+    /// Registers a policy, whose calls keep the ticker awake while the `Beat` lives.
     pub fn beat(&self) -> Arc<Beat> {
         let beat = Arc::new(Beat {
             is_called: AtomicBool::new(false),

@@ -8,7 +8,7 @@ use tally_ipc::text::{printable, printable_lines};
 const NAME_BYTES_MAX: usize = 160;
 /// Longer explanations are shortened.
 const WHY_BYTES_MAX: usize = 1024;
-/// Of a list so many names are given.
+/// Names of a list that a message gives, at most.
 const NAMES_MAX: usize = 12;
 
 pub fn name(name: &str) -> String {

@@ -19,7 +19,6 @@ const FAULT_BYTES_MAX: usize = 4096;
 /// What a call may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Units of fuel.
     pub fuel: u64,
     /// CPU time of the thread, ms.
     pub cpu_ms: u64,
@@ -52,9 +51,9 @@ pub struct Refused {
 pub enum Refusal {
     /// An export has the wrong type.
     Export(wasmtime::Error),
-    /// `init` said no.
+    /// `init` returned this error.
     Init(String),
-    /// It failed on the way.
+    /// A call failed while the instance was started.
     Fault(Fault),
 }
 

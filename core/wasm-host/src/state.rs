@@ -14,23 +14,23 @@ use wasmtime::component::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, ComponentType, Lift, Lower)]
 #[component(record)]
 pub struct Saved {
-    /// Whose form it is.
+    /// Name of the form, which tells whose state it is.
     pub format: String,
     /// Rises when the form changes.
     pub version: u32,
-    /// At most `SAVED_BYTES_MAX`.
+    /// At most `SAVED_BYTES_MAX` bytes.
     pub data: Vec<u8>,
 }
 
 /// What became of a state that was offered to a policy when it was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Restored {
-    /// There was none to offer.
+    /// There was no state to offer.
     #[default]
     NotOffered,
     /// The policy does not export `state`: it starts without.
     NoInterface,
-    /// It goes on from there.
+    /// The policy took the state over.
     Accepted,
     /// It said why it is of no use, and started without.
     Refused(String),
@@ -61,7 +61,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Of this instance.
+    /// Looks the functions of `state` in an instance up.
     ///
     /// # Errors
     /// If a type is another than the contract's.

@@ -25,11 +25,10 @@ pub struct PolicyStatus {
     pub subscriptions: Vec<&'static str>,
     /// How long loading took: reading, compiling, `init`.
     pub load_ms: f64,
-    /// Launches it decided.
+    /// Launches decided; calls of `decide` that failed do not count.
     pub decides: u64,
-    /// Events it took.
+    /// Events handled; calls that failed do not count.
     pub events: u64,
-    /// Calls that failed.
     pub faults: FaultCounts,
     /// The last of them.
     pub last_fault: Option<LastFault>,
@@ -43,22 +42,22 @@ pub struct PolicyStatus {
     pub disabled: bool,
     /// The reasons that it named or gave.
     pub reasons: Vec<ReasonStatus>,
-    /// Its own counters.
+    /// Counters that the policy defined itself.
     pub counters: BTreeMap<String, u64>,
-    /// Its own gauges.
+    /// Gauges that the policy defined itself.
     pub gauges: BTreeMap<String, i64>,
     /// Log lines dropped for coming too fast.
     pub log_dropped: u64,
 }
 
-/// Faults by kind.
+/// Calls that failed, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     /// Traps: panics, wild accesses, stack overflow.
     pub trap: u64,
     /// Too much fuel, time or data in one call.
     pub overrun: u64,
-    /// Too much memory.
+    /// It grew beyond `memory_bytes`.
     pub memory: u64,
     /// Answers that make no sense.
     pub nonsense: u64,
@@ -67,7 +66,6 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// All of them.
     pub fn total(&self) -> u64 {
         self.trap + self.overrun + self.memory + self.nonsense + self.stall
     }

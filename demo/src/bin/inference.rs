@@ -55,7 +55,7 @@ struct Options {
     /// Stop after so many requests, however long it takes.
     #[arg(long)]
     requests: Option<u64>,
-    /// Requests a second.
+    /// Rate of arrivals, in requests a second
     #[arg(long, conflicts_with = "load")]
     rate: Option<f64>,
     /// Requests as a share of what could be served, by the time taken warming up.

@@ -54,7 +54,7 @@ pub struct Forms {
     /// The settings at first, as text: what was measured belongs to them.
     measured_under: String,
     kernels: LruMap<Entry>,
-    /// Of those, the long ones that can only run whole.
+    /// Long kernels of `kernels` that can only run whole.
     long_whole: usize,
     /// How often a form may be tried that is not thought best: a share of all launches. The paper needs no bound,
     /// since it measures before it serves.
@@ -66,7 +66,7 @@ pub struct Forms {
 }
 
 impl Forms {
-    /// Nothing is known.
+    /// Knows no kernel yet. `in_force` is the settings as text, under which it measures.
     pub fn new(settings: &Settings, in_force: String) -> Self {
         Forms {
             measured_under: in_force,

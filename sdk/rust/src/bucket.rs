@@ -37,7 +37,7 @@ impl TokenBucket {
         self.credit >= UNIT
     }
 
-    /// Spend a unit.
+    /// Takes a unit out; the credit does not fall below 0.
     pub fn spend(&mut self) {
         self.credit = self.credit.saturating_sub(UNIT);
     }

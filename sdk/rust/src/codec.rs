@@ -60,13 +60,13 @@ impl Writer {
         value.put(self);
     }
 
-    /// All of it.
+    /// The saved state with everything written so far.
     pub fn finish(self) -> Saved {
         self.saved
     }
 }
 
-/// Reads them back.
+/// Reads the values of a saved state in the order in which they were written.
 #[derive(Debug)]
 pub struct Reader<'bytes> {
     bytes: &'bytes [u8],
@@ -128,7 +128,7 @@ impl<'bytes> Reader<'bytes> {
 
 /// A value that can be saved and read back.
 pub trait Field: Sized {
-    /// Write it down.
+    /// Appends the value to `out`, in the form that [`get`](Self::get) reads.
     fn put(&self, out: &mut Writer);
 
     /// Read it back.
@@ -173,7 +173,7 @@ impl Field for bool {
     }
 }
 
-/// Its length in bytes, then UTF-8.
+/// The length in bytes, then the text in UTF-8.
 impl Field for String {
     fn put(&self, out: &mut Writer) {
         out.number(self.len() as u64);
@@ -238,7 +238,7 @@ impl Field for Decision {
     }
 }
 
-/// Those that this contract has.
+/// Bits that this contract does not define are dropped when they are read.
 impl Field for FormsOffered {
     fn put(&self, out: &mut Writer) {
         out.number(self.bits().into());

@@ -79,7 +79,7 @@ impl<'text> Config<'text> {
         self.value(key, default, parse, expected)
     }
 
-    /// The same for a number of 32 bits.
+    /// Reads a number of 32 bits, as [`Config::integer`] does.
     ///
     /// # Errors
     /// As [`Config::integer`].
@@ -93,7 +93,7 @@ impl<'text> Config<'text> {
         self.integer(key, default.into(), range).map(|number| number as u32)
     }
 
-    /// The same for a time that is given in microseconds, in nanoseconds.
+    /// Reads a time that is given in microseconds, and returns it in nanoseconds.
     ///
     /// # Errors
     /// As [`Config::integer`].

@@ -6,7 +6,7 @@ use crate::{
 };
 
 impl Launch {
-    /// Its client is latency-critical.
+    /// Whether the launch is of a high-priority client.
     pub fn is_high(&self) -> bool {
         self.state.contains(LaunchState::HIGH_PRIORITY)
     }
@@ -21,7 +21,7 @@ impl Launch {
         self.state.contains(LaunchState::OFFERED_AGAIN)
     }
 
-    /// It is a CUDA graph.
+    /// Whether the launch is of a CUDA graph.
     pub fn is_graph(&self) -> bool {
         self.state.contains(LaunchState::GRAPH)
     }
@@ -147,7 +147,7 @@ impl From<Decision> for Answer {
     }
 }
 
-/// Whatever the reason.
+/// Compares the decisions; the answer's reason does not count.
 impl PartialEq<Decision> for Answer {
     fn eq(&self, other: &Decision) -> bool {
         self.decision == *other

@@ -68,7 +68,7 @@ impl<V: Clone> LruMap<V> {
         latest.into_iter().map(|(_, at)| (self.keys[at], &self.values[at]))
     }
 
-    /// Values in it.
+    /// Number of values in the map.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -1,10 +1,10 @@
 //! Turns among best-effort clients, for where contexts take turns.
 //!
-//! The hardware gives each of several best-effort processes a few tenths of a millisecond at a
-//! time, so that high-priority work never waits for long, and takes some 0.2 ms to change to
-//! another (measured; `docs/operate.md`): two that both have work would spend much of the GPU on
-//! changing. So one of them launches for some milliseconds, and then the next; who has nothing to
-//! launch loses its turn at once.
+//! The hardware gives each of several best-effort processes a few tenths of a millisecond at a time, so that
+//! high-priority work never waits for long. A change to another process takes about 0.2 ms (measured;
+//! `docs/operate.md`), so two processes with work would spend much of the GPU on changes. So one of them
+//! launches for some milliseconds, and then the next; a client that has nothing to launch loses its turn at
+//! once.
 
 use crate::{ClientId, Launch};
 use std::collections::VecDeque;
@@ -47,7 +47,7 @@ pub struct Turns {
     busy_until_ns: u64,
     /// The longest launch of the turn: it may be under way alone, whatever the window.
     longest_ns: u64,
-    /// When anybody asked last.
+    /// When a client last asked for a launch, ns.
     seen_ns: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Turns {
 struct Turn {
     client: ClientId,
     since_ns: u64,
-    /// GPU time granted.
+    /// GPU time granted in this turn, ns.
     given_ns: u64,
     asked_ns: u64,
 }

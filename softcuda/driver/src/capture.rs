@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`, `_THREAD_LOCAL`, `_RELAXED`.
+/// Capture modes, `CU_STREAM_CAPTURE_MODE_*` in the driver's header.
 const GLOBAL: u32 = 0;
 const THREAD_LOCAL: u32 = 1;
 const RELAXED: u32 = 2;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DRIVER_VERSION: i32 = 13_000;
 /// Compute capability: the newest `.target` that is taken is `sm_90`.
 pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
-/// What `cuDeviceGetName` answers.
+/// Name that `cuDeviceGetName` returns.
 pub const DEVICE_NAME: &str = "Tally software device";
 /// Threads in a warp.
 pub const WARP_THREADS: i32 = 32;

@@ -12,7 +12,7 @@ const CLOCK_KHZ: i32 = 1_000_000;
 /// below it are features that the device does not have.
 const ATTRIBUTE_END: i32 = 162;
 
-/// Checks a `CUdevice`.
+/// Fails unless the ordinal is 0, the only device.
 pub(crate) fn check(device: i32) -> CuResult {
     if device == 0 { Ok(()) } else { Err(CuError::INVALID_DEVICE) }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Driver {
     pub(crate) descriptors: Registry<Descriptor>,
     pub(crate) pools: Registry<Pool>,
     pub(crate) default_pool: Arc<Pool>,
-    /// What `cuDeviceSetMemPool` chose.
+    /// Pool of `cuMemAllocAsync`, as `cuDeviceSetMemPool` chose it.
     pub(crate) current_pool: Mutex<Arc<Pool>>,
     next_id: AtomicU64,
 }

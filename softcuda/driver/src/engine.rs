@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// One run of a kernel.
+/// One run of a kernel on the device.
 struct Run {
     driver: &'static Driver,
     launch: Arc<Launch>,

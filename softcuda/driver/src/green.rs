@@ -98,7 +98,7 @@ impl Green {
         Ok(stream)
     }
 
-    /// Its default stream.
+    /// The context's default stream, made at first use.
     pub(crate) fn default_stream(self: &Arc<Self>) -> CuResult<Arc<Stream>> {
         let mut default = lock(&self.default);
         if let Some(stream) = default.as_ref().filter(|stream| !stream.is_closed()) {

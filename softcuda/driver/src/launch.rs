@@ -32,8 +32,8 @@ pub(crate) struct Launch {
     pub(crate) cooperative: bool,
     /// The hints among its attributes, by number: nothing here heeds them.
     pub(crate) hints: BTreeMap<u32, [u32; 16]>,
-    /// Whose SMs it is confined to: the green context whose stream it was
-    /// launched or captured on, or that was current when its node was made.
+    /// The green context whose SMs it is confined to: that of the stream it was launched or captured on, or the
+    /// one that was current when its node was made.
     pub(crate) green: Option<Arc<Green>>,
     /// It is of the kernel that [`crate::config::fault`] names.
     faulty: bool,
@@ -101,7 +101,7 @@ impl Launch {
         })
     }
 
-    /// The same launch, to be changed before anyone sees it.
+    /// A copy of the launch, to be changed before anyone sees it.
     pub(crate) fn twin(&self) -> Self {
         Self {
             function: self.function.clone(),
@@ -250,7 +250,7 @@ fn copy_params(
     Ok(buffer.into_boxed_slice())
 }
 
-/// Where the last parameter ends.
+/// Bytes up to the end of the last parameter.
 fn smallest_buffer(kernel: &tally_softcuda_vm::Kernel) -> usize {
     kernel.params.iter().map(|p| (p.offset + p.size) as usize).max().unwrap_or(0)
 }

@@ -256,7 +256,7 @@ impl Library {
         Ok(module)
     }
 
-    /// Where it is loaded.
+    /// Ids of the contexts that it is loaded in.
     pub(crate) fn contexts(&self) -> Vec<u64> {
         lock(&self.modules).keys().copied().collect()
     }

@@ -20,7 +20,7 @@ pub(crate) type StreamCallback = extern "C" fn(usize, u32, *mut c_void);
 /// Rows of so many 32-bit words are filled word by word, each at once.
 const FLAG_WORDS_MAX: usize = 4096;
 
-/// One piece of work.
+/// A piece of work in a stream.
 #[derive(Clone)]
 pub(crate) enum Op {
     /// Nothing: a graph's empty node.

@@ -29,7 +29,7 @@ pub(crate) enum NullStream {
 pub(crate) enum StreamKind {
     /// The one that waits for all blocking streams, and they for it.
     Legacy,
-    /// A thread's default.
+    /// The default stream of one thread.
     PerThread,
     Created,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     /// Lower is more urgent.
     pub(crate) priority: i32,
-    /// Whose SMs its kernels run on, if not the whole device's.
+    /// The green context whose SMs its kernels run on; `None`: the whole device.
     pub(crate) green: Option<Arc<Green>>,
     queue: Mutex<Queue>,
     work: Condvar,
@@ -234,7 +234,7 @@ impl Stream {
         Ok(Ok(number))
     }
 
-    /// The stream's thread.
+    /// Body of the thread that runs the stream's operations in order.
     fn run(self: Arc<Self>) {
         let mut worker = Worker::default();
         let mut number = 0;

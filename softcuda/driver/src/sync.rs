@@ -62,7 +62,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// The current value.
     pub(crate) fn get(&self) -> u64 {
         self.value.load(SeqCst)
     }
@@ -100,7 +99,7 @@ impl Progress {
     }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
+/// Time of `CLOCK_MONOTONIC`, ns.
 pub(crate) fn now_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid out pointer; CLOCK_MONOTONIC always exists.

@@ -40,7 +40,7 @@ fn passes(stream: CUstream) -> bool {
     word.load(SeqCst) == 1
 }
 
-/// The same, sure of it.
+/// Waits until work in the stream has been done.
 fn must_pass(stream: CUstream) {
     let word = pinned_word();
     write_value(stream, word, 1);

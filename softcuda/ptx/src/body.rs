@@ -5,9 +5,7 @@ use crate::{Cursor, Lexeme, Result, Token};
 /// A piece of a body.
 #[derive(Clone, Copy, Debug)]
 pub enum Statement<'a> {
-    /// An opening brace.
     Open,
-    /// A closing brace.
     Close,
     Label(Token),
     /// From its dot to before its semicolon.
@@ -20,11 +18,11 @@ pub struct Instruction<'a> {
     pub guard: Option<Guard>,
     pub opcode: Token,
     pub qualifiers: &'a [Token],
-    /// Up to its semicolon.
+    /// Tokens of the operands, up to the semicolon.
     pub operands: &'a [Token],
 }
 
-/// `@%p1` or `@!%p1`.
+/// The predicate of an instruction: `@%p1`, or `@!%p1` if it is negated.
 #[derive(Clone, Copy, Debug)]
 pub struct Guard {
     pub register: Token,

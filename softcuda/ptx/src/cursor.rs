@@ -32,7 +32,7 @@ impl<'a> Cursor<'a> {
         self.source
     }
 
-    /// The next token.
+    /// The token at the cursor, which stays; `None` at the end.
     pub fn token(&self) -> Option<Token> {
         work::add(1);
         self.tokens.get(self.at).copied()
@@ -66,7 +66,7 @@ impl<'a> Cursor<'a> {
         self.at = self.tokens.len().min(self.at + 1);
     }
 
-    /// Past all tokens.
+    /// Moves behind the last token.
     pub(crate) fn finish(&mut self) {
         self.at = self.tokens.len();
     }

@@ -22,7 +22,7 @@ pub struct Declaration<'a> {
 pub struct Layout<'a> {
     /// The type's name: `.b8`.
     pub element: &'a str,
-    /// 0 for `.pred`.
+    /// Bytes of one element; 0 for `.pred`.
     pub element_bytes: u32,
     /// A power of two, at most 2^16.
     pub align: u32,

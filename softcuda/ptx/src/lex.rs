@@ -20,7 +20,7 @@ pub enum Kind {
     Str,
     /// A character outside ASCII.
     Other,
-    /// Any other byte.
+    /// Any other ASCII character, by itself.
     Punct(u8),
 }
 
@@ -29,7 +29,7 @@ pub enum Kind {
 pub struct Token {
     /// The offset of its first byte.
     pub start: u32,
-    /// Counted from 1.
+    /// Line in the text, from 1.
     pub line: u32,
     /// The kind in the upper bits. Below, the length in bytes, or the byte of a `Punct`.
     shape: u32,

@@ -7,7 +7,7 @@ use crate::{
 /// The deepest nesting of braces.
 pub const NESTING_MAX: usize = 256;
 
-/// A PTX module.
+/// A PTX module. Its items are parsed as they are asked for.
 #[derive(Clone, Debug)]
 pub struct Module<'a> {
     pub version: (u32, u32),
@@ -27,9 +27,9 @@ pub struct Items<'a> {
 #[derive(Clone, Debug)]
 pub enum Item<'a> {
     Function(Function<'a>),
-    /// In `.global`, `.const`, `.shared` or `.tex`.
+    /// A variable in `.global`, `.const`, `.shared` or `.tex`.
     Variable(Linkage, Declaration<'a>),
-    /// `.alias name, of;`
+    /// The directive `.alias name, of;`.
     Alias {
         name: &'a str,
         of: &'a str,
@@ -43,7 +43,7 @@ pub enum Item<'a> {
 /// `.visible`, `.extern`, `.weak` and `.common`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Linkage {
-    /// One of them is there.
+    /// Whether any linking directive is there.
     pub is_given: bool,
     pub is_extern: bool,
 }
@@ -53,9 +53,9 @@ pub struct Linkage {
 pub struct Function<'a> {
     pub is_entry: bool,
     pub name: Token,
-    /// With its parentheses.
+    /// Return values with their parentheses; `None` without any.
     pub results: Option<&'a [Token]>,
-    /// With its parentheses.
+    /// Parameters with their parentheses; `None` without any.
     pub parameters: Option<&'a [Token]>,
     pub threads_max: Option<[u32; 3]>,
     pub threads: Option<[u32; 3]>,

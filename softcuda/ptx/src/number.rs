@@ -1,4 +1,4 @@
-//! Values of numbers.
+//! Reads integer and floating-point literals.
 
 /// A number's value; floating-point numbers as their bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ thread_local! {
     static DONE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// So many bytes or tokens were looked at.
+/// Counts bytes or tokens that were looked at.
 #[cfg(test)]
 pub fn add(count: usize) {
     DONE.set(DONE.get() + count as u64);

@@ -4,7 +4,7 @@
 use crate::GlobalVar;
 use crate::PtxError;
 
-/// A state space.
+/// A PTX state space, or generic addressing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Space {
     Generic,
@@ -37,7 +37,7 @@ pub(crate) enum Class {
     W16,
     W32,
     W64,
-    /// Four 32-bit rows.
+    /// 128 bits, stored as four 32-bit rows.
     W128,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Sym {
     Param(u32),
 }
 
-/// A special register.
+/// A special register, with its dimension where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SReg {
     Tid(u8),
@@ -100,7 +100,7 @@ pub(crate) enum Operand {
     F32(u32),
     F64(u64),
     Special(SReg),
-    /// A variable's address.
+    /// Address of a variable, plus an offset in bytes.
     Sym(Sym, i64),
     /// A label, a function or a table, and the scope it is named in.
     Name(Box<str>, u32),
@@ -181,9 +181,9 @@ pub(crate) struct Unit {
     pub globals: Vec<GlobalVar>,
     pub shared: Vec<SharedVar>,
     pub functions: Vec<Function>,
-    /// Functions by name.
+    /// Index into `functions` by name.
     pub names: std::collections::HashMap<String, usize>,
-    /// `.alias a, b`.
+    /// From `.alias NAME, OF`: the function that each name stands for.
     pub aliases: std::collections::HashMap<String, String>,
 }
 

@@ -50,7 +50,7 @@ pub enum Trap {
         address: u64,
         /// The alignment that the access needs.
         bytes: u32,
-        /// The state space.
+        /// PTX name of the state space.
         space: &'static str,
     },
     /// A `trap` (or `brkpt`) instruction ran.
@@ -67,7 +67,7 @@ pub enum Trap {
     /// Calls nested too deeply, or locals outgrew the thread's stack.
     #[error("{site}: the call stack overflowed")]
     StackOverflow { site: Site },
-    /// `__assertfail` was called.
+    /// The kernel called `__assertfail`, as a failed device `assert` does.
     #[error("{site}: assertion failed: {message}")]
     Assert {
         site: Site,
@@ -86,7 +86,7 @@ pub enum Trap {
     BarrierDeadlock {
         /// The first thread that waits.
         site: Site,
-        /// How many wait.
+        /// Threads that wait at a barrier.
         waiting: u32,
     },
     /// The launch does not fit the kernel.

@@ -36,11 +36,8 @@ pub trait Memory: Sync {
 /// A module-scope variable that the device must place before the module can run.
 #[derive(Clone, Debug)]
 pub struct GlobalVar {
-    /// Its PTX name.
     pub name: String,
-    /// Size in bytes.
     pub size: u64,
-    /// Alignment in bytes.
     pub align: u64,
     /// Initial bytes; shorter than `size` means zero-filled to the end.
     pub init: Vec<u8>,

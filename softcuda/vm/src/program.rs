@@ -34,7 +34,6 @@ impl Module {
         &self.unit.globals
     }
 
-    /// The kernels' names.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.unit.functions.iter().filter(|f| f.entry).map(|f| f.name.as_str())
     }
@@ -75,21 +74,18 @@ impl Program {
     }
 }
 
-/// A kernel's parameter.
+/// Where one of a kernel's parameters lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
     /// Bytes from the start of the parameters.
     pub offset: u32,
-    /// Size in bytes.
     pub size: u32,
-    /// Alignment in bytes.
     pub align: u32,
 }
 
 /// A kernel, ready to run.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Its PTX name.
     pub name: String,
     /// Its parameters, in order.
     pub params: Vec<Param>,

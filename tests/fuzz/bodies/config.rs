@@ -1,4 +1,4 @@
-//! The core's configuration.
+//! Fuzz target: the core's configuration file.
 
 use tally_core::config::Config;
 

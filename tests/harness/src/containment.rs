@@ -54,7 +54,7 @@ fn ms(from: Instant, to: Instant) -> f64 {
     to.duration_since(from).as_secs_f64() * 1e3
 }
 
-/// Of a sorted sample, nearest rank.
+/// Quantile of a sorted sample, by nearest rank.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let rank = (sorted.len() as f64 * q).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
@@ -67,7 +67,7 @@ fn launches(probe: &mut Probe, count: usize) -> Result<Vec<f64>> {
     Ok(us.iter().filter_map(Value::as_f64).collect())
 }
 
-/// When status first said what.
+/// When the status first showed each change.
 #[derive(Default)]
 struct Seen {
     counted: Option<Instant>,

@@ -33,7 +33,7 @@ pub struct Outcome {
     pub max_pause_us: f64,
     /// 99th percentile of that over all reloads.
     pub p99_pause_us: f64,
-    /// Median of it.
+    /// Median of the pauses of all reloads.
     pub p50_pause_us: f64,
     /// 99th percentile of its two steps: what the old policy knows is written down; the
     /// new one takes over.
@@ -111,7 +111,7 @@ fn policies(artefacts: &Artefacts, dir: &Path) -> Result<Vec<(PathBuf, Option<Pa
     Ok(vec![(artefacts.policy("fifo")?, None), (priority.clone(), None), (priority, Some(config))])
 }
 
-/// So many reloads.
+/// Makes `reloads` reloads while programs run.
 ///
 /// # Errors
 /// If a policy does not take over, fails, or a program does not go on.

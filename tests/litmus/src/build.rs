@@ -1,4 +1,4 @@
-//! Putting programs together.
+//! Helpers that put litmus programs together.
 
 use crate::program::{
     Blocks, Context, Environment, Event, Graph, Id, Kernel, Module, Node, Op, Program, Source,

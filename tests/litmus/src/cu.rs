@@ -123,7 +123,7 @@ pub struct HostNode {
     pub data: *mut c_void,
 }
 
-/// `CUlaunchConfig` without attributes.
+/// The driver's `CUlaunchConfig`, whose attributes stay unset.
 #[repr(C)]
 pub struct LaunchConfig {
     pub grid: [u32; 3],
@@ -212,7 +212,7 @@ functions! {
     cuFuncLoad(function: Handle);
 }
 
-/// A loaded library.
+/// A library opened with `dlopen`.
 struct Library(*mut c_void);
 
 impl Library {

@@ -27,7 +27,7 @@ enum Task {
     Load(LoadArgs),
     /// Load and launch pairs of images that differ in one byte.
     Pairs(PairsArgs),
-    /// Run a program that has no text.
+    /// Run a built-in scenario, which no file can describe.
     Scenario {
         /// Name of the program to run
         name: String,
@@ -38,7 +38,7 @@ enum Task {
 
 #[derive(clap::Args)]
 struct LoadArgs {
-    /// Short kernels, as a service has them.
+    /// Launch short kernels, as a service does
     #[arg(long, conflicts_with = "best_effort")]
     high: bool,
     /// Programs with more threads and calls
@@ -54,10 +54,10 @@ struct PairsArgs {
     /// Number of programs to run
     #[arg(long, default_value_t = 1_000)]
     pairs: u64,
-    /// The seed of the first.
+    /// Seed of the first program or pair
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Minutes after which no more are begun.
+    /// Minutes after which no more pairs are begun
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
 }
@@ -70,48 +70,50 @@ fn machine(work_percent: u32, folder: &std::path::Path) -> Result<Machine> {
 
 #[derive(clap::Args)]
 struct CampaignArgs {
-    /// So many programs made from seeds. On a GPU without those that end threads while there is work in their
-    /// per-thread streams: that may hang bare.
+    /// Number of programs made from seeds. On a GPU, programs that end threads with work in their per-thread
+    /// streams are left out: they may hang without Tally.
     #[arg(long, default_value_t = 200)]
     programs: u64,
-    /// The seed of the first.
+    /// Seed of the first program or pair
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The named programs, too.
+    /// Run the named programs, too
     #[arg(long)]
     named: bool,
-    /// Of the named ones only this.
+    /// Run only this one of the named programs
     #[arg(long, requires = "named")]
     only: Option<String>,
-    /// So many pairs of images, over the setups that transform what they can.
+    /// Number of pairs of images, spread over the setups that transform what they can
     #[arg(long, default_value_t = 0)]
     pairs: u64,
-    /// Only setups with this in their names (several times: any of them).
+    /// Run only setups with this text in their names; may be given several times, and any of the texts will
+    /// do
     #[arg(long)]
     setup: Vec<String>,
-    /// Only setups of this policy (tally-priority, fifo, random-forms).
+    /// Run only setups of this policy (tally-priority, fifo, random-forms)
     #[arg(long)]
     policy: Option<String>,
-    /// Only setups that share the device in this way: `timeslice`, or all at once: `mps` on a GPU,
-    /// `none` on the software device, which has no MPS and needs none.
+    /// Run only setups with this sharing mode: `timeslice`, or `mps` on a GPU and `none` on the software
+    /// device, which has no MPS and needs none
     #[arg(long)]
     mode: Option<String>,
-    /// Only setups in which the programs are of this class (high, best-effort).
+    /// Run only setups in which the programs are of this class (high, best-effort)
     #[arg(long)]
     class: Option<String>,
     /// Run without Tally only
     #[arg(long)]
     bare: bool,
-    /// So many times bare; a program must end well each time to be run under Tally.
+    /// Number of runs without Tally; a program must end well each time to be run under Tally
     #[arg(long, default_value_t = 1)]
     bare_runs: u32,
-    /// What misbehaves under Tally runs bare again, so often; half of that beside another process's kernels.
+    /// Number of runs without Tally for a program that misbehaves under it, half of them beside another
+    /// process's kernels
     #[arg(long, default_value_t = 0)]
     confirm_runs: u32,
-    /// Every program under all setups, instead of one each. Named ones always are.
+    /// Run every program under all setups, not under one each; named ones always run under all
     #[arg(long)]
     all_setups: bool,
-    /// On this machine's GPU in place of the software device.
+    /// Run on this machine's GPU in place of the software device
     #[arg(long)]
     cuda: bool,
     /// Seconds after which a program counts as hung.
@@ -123,16 +125,16 @@ struct CampaignArgs {
     /// Minutes after which no more programs are begun.
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
-    /// Give a setup up after so many hangs.
+    /// Number of hangs after which a setup is given up
     #[arg(long, default_value_t = 5)]
     hangs: usize,
-    /// Setups at one time.
+    /// Number of setups that run at one time
     #[arg(long, default_value_t = 2)]
     workers: usize,
     /// Percent of the loops that kernels are to spin.
     #[arg(long, default_value_t = 100)]
     work_percent: u32,
-    /// Transformed kernels of closed libraries, too.
+    /// Transform kernels of closed libraries, too
     #[arg(long)]
     vendor: bool,
     /// Write the figures, and all that was found, to this file.
@@ -215,16 +217,16 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
 
 #[derive(clap::Args)]
 struct ShowArgs {
-    /// Only the named one of this name.
+    /// Print only the named program of this name
     #[arg(long)]
     only: Option<String>,
-    /// Programs made from seeds, from this one on, in place of the named ones.
+    /// Print programs made from seeds, from this seed on, in place of the named ones
     #[arg(long)]
     seed: Option<u64>,
-    /// So many of them.
+    /// Number of programs made from seeds
     #[arg(long, default_value_t = 1)]
     programs: u64,
-    /// As JSON, one object a line.
+    /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
 }

@@ -281,7 +281,7 @@ fn recompiling() -> Program {
     b.program
 }
 
-/// All of them.
+/// Every named program, in a fixed order.
 pub fn all() -> Vec<Program> {
     let usual = Environment::default();
     let blocking = Environment { blocking: true, ..usual };

@@ -20,10 +20,10 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// Blocks of a launch, and words that each writes to.
 const BLOCKS: u32 = 24;
 const WORDS: u32 = BLOCKS + 1;
-/// The longest image.
+/// Most bytes of an image.
 const IMAGE_BYTES_MAX: usize = 72 << 10;
 
-/// What is different.
+/// How the two images of a pair differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// A digit of a number in an instruction.
@@ -56,7 +56,7 @@ const DIFFERENCES: [Difference; 7] = {
 };
 const WAYS: [Way; 6] = [Way::Heap, Way::Heap, Way::Static, Way::File, Way::Library, Way::Fatbin];
 
-/// One of a pair.
+/// An image of a pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     text: String,
@@ -209,7 +209,7 @@ pub fn serve(machine: &Machine, seed: u64, count: u64, until: Instant) -> Result
     Ok(wrong == 0)
 }
 
-/// Which pairs of these were wrong, and how.
+/// The pairs that were wrong, and how.
 fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Failed> {
     let cuda = machine.cuda;
     let mut stream = 0;

@@ -11,9 +11,9 @@ pub type Id = usize;
 /// A word of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Word {
-    /// Of the device, in a context's own memory.
+    /// A word of device memory, in a context's own memory.
     Device(Id, u32),
-    /// Of the host: pinned and mapped, the same in all contexts and processes.
+    /// A word of host memory: pinned and mapped, the same in all contexts and processes.
     Host(u32),
 }
 
@@ -207,7 +207,6 @@ pub enum Op {
     Pass {
         flag: Id,
     },
-    /// Starts a thread.
     Start {
         thread: Id,
     },
@@ -228,7 +227,6 @@ pub enum Op {
         from: Word,
         to: Word,
     },
-    /// Loads a module.
     Load {
         module: Id,
     },
@@ -355,7 +353,7 @@ pub struct Thread {
 pub struct Environment {
     pub connections: u8,
     pub blocking: bool,
-    /// `CUDA_MODULE_LOADING=EAGER`, else `LAZY`.
+    /// `CUDA_MODULE_LOADING` is `EAGER`, not `LAZY`.
     pub eager: bool,
     pub pair: bool,
 }

@@ -21,7 +21,7 @@ use tally_ipc::wire::{self, Hello, Welcome, WireError};
 /// Try to pull shared memory and descriptors from under a core.
 #[derive(Parser)]
 struct Options {
-    /// Where the core registers clients
+    /// Path of the socket where the core registers clients
     #[arg(long)]
     socket: PathBuf,
     /// Name to register under

@@ -20,10 +20,10 @@ use tally_ipc::{wait, wire};
 /// Measure the round trip of a decision against a running tally-core.
 #[derive(Parser)]
 struct Options {
-    /// Where the core listens.
+    /// Path of the socket where the core registers clients
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Launches to measure.
+    /// Number of launches to measure
     #[arg(long, default_value_t = 200_000)]
     launches: usize,
     /// Launches before measuring starts.
@@ -34,7 +34,6 @@ struct Options {
     gap_us: u64,
 }
 
-/// One registered client.
 struct Client {
     region: Mapped<ClientRegion>,
     core: Mapped<CoreRegion>,

@@ -25,7 +25,7 @@ const THETAS: [f64; 6] = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2];
 const GREATEST_STAKE: f64 = 0.8;
 /// Sizes of so many times the usual one are great: of normal noise 0.005 % are.
 const GREATEST_FROM: f64 = 6.0;
-/// Who bets in one direction.
+/// Number of players that bet in one direction.
 const PLAYERS: usize = THETAS.len() + 1;
 /// Never more than this part is staked: one wrong sign must not ruin.
 const STAKE_MAX: f64 = 0.95;

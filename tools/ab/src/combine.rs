@@ -13,13 +13,12 @@ use crate::report::{Effect, Report};
 use crate::verdict::{PAIRS_MIN, Verdict};
 use serde::{Deserialize, Serialize};
 
-/// Reports at once.
+/// Reports that can be combined at once.
 pub const REPORTS_MAX: usize = 256;
 
 /// What several reports say together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Combined {
-    /// What was compared.
     pub metric: Metric,
     pub a: String,
     pub b: String,
@@ -28,7 +27,7 @@ pub struct Combined {
     pub pairs: usize,
     /// Level: the strictest of theirs.
     pub alpha: f64,
-    /// What to do.
+    /// What the reports together advise.
     pub verdict: Verdict,
     pub why: String,
     /// The largest e-value of the pooled pairs.
@@ -42,7 +41,6 @@ pub struct Combined {
 /// Why reports cannot be taken together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CombineError {
-    /// Nothing to combine.
     #[error("{0} reports: expected 2 to {REPORTS_MAX}")]
     Number(usize),
     #[error(
@@ -53,7 +51,7 @@ pub enum CombineError {
         "report {0} is of a test that was still running: combine reports of tests that have ended"
     )]
     Running(usize),
-    /// The same order twice: the same report, or the same seed.
+    /// Two tests had the same order of blocks: the same report twice, or the same seed.
     #[error("reports {0} and {1} have the same seed: their order was not drawn independently")]
     Seed(usize, usize),
 }
@@ -137,7 +135,7 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
     })
 }
 
-/// As for one test.
+/// Whether B has more slow blocks than chance explains, as for one test.
 fn is_rarely_slow(reports: &[Report]) -> bool {
     let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>() as f64;
     let (a, b) = (sum(|report| report.a.blocks_slow), sum(|report| report.b.blocks_slow));

@@ -16,7 +16,7 @@ pub const GUARDS_MAX: usize = 8;
 pub enum Arm {
     /// What serves now, and serves again when the experiment ends.
     A,
-    /// What is tried.
+    /// The policy that is tried.
     B,
 }
 
@@ -26,7 +26,6 @@ impl Arm {
         usize::from(self == Arm::B)
     }
 
-    /// The other one.
     pub fn other(self) -> Arm {
         match self {
             Arm::A => Arm::B,
@@ -48,7 +47,6 @@ impl std::fmt::Display for Arm {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// What is compared.
     pub metric: Metric,
     /// Greatest length of a block, its washout included.
     pub block_ns: u64,
@@ -142,7 +140,7 @@ impl<T: Clone> Knowledge<T> {
         Knowledge { state, frozen: known, own: [None, None] }
     }
 
-    /// For the next block of this arm.
+    /// The state to offer to the next block of this arm.
     pub fn offered(&self, arm: Arm) -> Option<T> {
         match self.state {
             State::Frozen => self.frozen.clone(),
@@ -170,13 +168,11 @@ pub enum PlanError {
     /// Nothing is left to measure.
     #[error("a washout of {} in a block of {}: expected at most three quarters of the block", time(*.0 as f64), time(*.1 as f64))]
     Washout(u64, u64),
-    /// Not even one pair.
+    /// The time allows less than one pair of blocks.
     #[error("{} in all: expected at least two blocks ({})", time(*.0 as f64), time(*.1 as f64))]
     Short(u64, u64),
-    /// Too many blocks.
     #[error("{0} blocks: expected at most {BLOCKS_MAX}; use longer blocks or less time")]
     Blocks(u64),
-    /// Not a level.
     #[error("alpha is {0}: expected 0.0001 to 0.5")]
     Alpha(f64),
     /// The metric, or a guard, is of an objective that is not given.
@@ -185,7 +181,6 @@ pub enum PlanError {
     /// An objective of no time.
     #[error("the objective is 0: expected a time above it")]
     Objective,
-    /// Too many guards.
     #[error("{0} guards: expected at most {GUARDS_MAX}")]
     Guards(usize),
     /// A window in which nothing can be seen.
@@ -298,7 +293,7 @@ impl Assignment {
         Assignment { random: fastrand::Rng::with_seed(seed), second: None }
     }
 
-    /// Whose the next block is.
+    /// Arm of the next block.
     pub fn next_arm(&mut self) -> Arm {
         if let Some(second) = self.second.take() {
             return second;

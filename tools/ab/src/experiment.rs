@@ -49,7 +49,7 @@ pub enum Action {
         /// Whether a new stretch begins.
         cut: bool,
     },
-    /// It is over: put A active.
+    /// The experiment is over: put A active.
     End,
 }
 
@@ -59,7 +59,7 @@ pub enum Action {
 pub enum Reason {
     /// The test rejected "no difference".
     Decided,
-    /// Out of time.
+    /// The experiment took as long as its plan allows.
     MaxTime,
     /// A difference of 10 % would take much longer than there was time.
     Futile,
@@ -81,7 +81,7 @@ pub enum Reason {
     Internal,
 }
 
-/// How it ended.
+/// How and when an experiment ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     pub reason: Reason,
@@ -293,7 +293,7 @@ impl Experiment {
         }
     }
 
-    /// Whose fault the end was.
+    /// Notes the arm that caused the end.
     pub(crate) fn blame(&mut self, arm: Arm) {
         if let Some(ended) = &mut self.ended {
             ended.arm = Some(arm);
@@ -492,7 +492,7 @@ impl Experiment {
         self.ended.as_ref()
     }
 
-    /// When it began.
+    /// The `now_ns` at which it began.
     pub fn started_ns(&self) -> u64 {
         self.started_ns
     }

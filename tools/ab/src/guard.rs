@@ -22,13 +22,13 @@ use std::collections::VecDeque;
 const SHARE_REQUESTS_MIN: u64 = 20;
 /// One slow request is an accident.
 const SLOW_REQUESTS_MIN: u64 = 2;
-/// Longest guard read.
+/// Most bytes of a guard's text.
 const BYTES_MAX: usize = 64;
 
 /// What a guard looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
-    /// Of the requests, this share must take at most so long.
+    /// This share of the requests must take at most `ns`.
     Quantile { share: f64, ns: u64 },
     /// This share must take at most so many times as long as under A.
     TimesA { share: f64, times: f64 },
@@ -181,7 +181,7 @@ fn poisson_at_least(mean: f64, k: u64) -> f64 {
 /// What is known of the traffic that a guard looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
-    /// Requests a second.
+    /// High-priority requests a second.
     pub rate: f64,
     /// Share of them over the limit.
     pub over: f64,
@@ -211,7 +211,7 @@ impl Traffic {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reference {
     ns: u64,
-    /// So many requests over it in the window are a breach.
+    /// Number of requests over the limit in the window that are a breach.
     least: u64,
 }
 
@@ -264,7 +264,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// An empty one.
+    /// A window of this length, ns, in which nothing has been seen.
     pub fn new(guards: Vec<Guard>, slo_ns: Option<u64>, length_ns: u64) -> Self {
         let (pieces, sum, references) =
             (VecDeque::new(), Piece::default(), vec![None; guards.len()]);

@@ -25,9 +25,7 @@ const PAIRS_BEST: f64 = 50.0;
 /// An interval; `None` is no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bounds {
-    /// Not less than.
     pub low: Option<f64>,
-    /// Not more than.
     pub high: Option<f64>,
 }
 

@@ -13,7 +13,7 @@ use crate::tail::Tail;
 #[derive(Clone, Debug)]
 struct Stretch {
     arm: Arm,
-    /// Which block it is; `None`: nothing counts in it.
+    /// Number of the block; `None`: nothing counts in this stretch.
     number: Option<usize>,
     from_ns: u64,
     washout_ns: u64,
@@ -27,7 +27,7 @@ struct Stretch {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     stretches: Vec<Stretch>,
-    /// Of them, those that are blocks.
+    /// How many of `stretches` are blocks.
     blocks: usize,
     /// When the requests under way began, as of the last look.
     open: Vec<u64>,
@@ -35,7 +35,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A block begins.
+    /// A block of this arm begins; requests shorter than `washout_ns` do not count.
     pub fn switch(&mut self, arm: Arm, now_ns: u64, washout_ns: u64) {
         self.push(arm, Some(self.blocks), now_ns, washout_ns);
         self.blocks += 1;

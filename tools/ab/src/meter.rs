@@ -11,13 +11,13 @@ use crate::sample::{Carried, Sample};
 pub struct Look {
     /// A period is under way.
     pub busy: bool,
-    /// Periods that began, ever.
+    /// Periods that have begun so far.
     pub periods: u64,
-    /// When the last one began, ns.
+    /// When the last period began, ns.
     pub since_ns: u64,
-    /// When the last one ended, ns.
+    /// When the last period ended, ns.
     pub idle_ns: u64,
-    /// Length of all that ended, ns.
+    /// Sum of the lengths of all periods that ended, ns.
     pub total_ns: u64,
 }
 

@@ -10,7 +10,7 @@ pub const REQUESTS_MIN: u64 = 1;
 /// Added to a block's work, ns: a block without any has a logarithm, too.
 const WORK_FLOOR_NS: f64 = 1_000.0;
 
-/// What is compared.
+/// What an A/B test compares the two policies by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -25,10 +25,9 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All of them.
     pub const ALL: [Metric; 3] = [Metric::HpP99, Metric::BeThroughput, Metric::SloAttainment];
 
-    /// As on the command line.
+    /// Name of the metric on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Metric::HpP99 => "hp_p99",

@@ -11,7 +11,7 @@ use crate::interval::Bounds;
 use crate::tail::{Pool, Tail};
 use fastrand::Rng;
 
-/// Samples drawn anew.
+/// Bootstrap samples, drawn with replacement.
 const RESAMPLES: usize = 300;
 /// Requests beyond the percentile, times this, are told apart in samples drawn anew.
 const LEAST_BEYOND: f64 = 5.0;
@@ -21,9 +21,10 @@ const BEYOND_MIN: f64 = 10.0;
 /// One block's part of its arm's figure.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// Of a percentile: its requests.
+    /// A block's requests, for a percentile.
     Requests(Tail),
-    /// Of a ratio of sums: work and seconds, or requests within the objective and all.
+    /// Numerator and denominator of a ratio of sums: work and seconds, or requests within the objective and
+    /// all.
     Sums(f64, f64),
 }
 
@@ -59,7 +60,6 @@ pub struct Overall {
     pub b: f64,
     /// Logarithm of `b` over `a`.
     pub ln_ratio: f64,
-    /// Bounds of `ln_ratio`.
     pub bounds: Bounds,
     /// Share of the samples drawn anew in which B's figure is the higher one.
     pub higher: f64,

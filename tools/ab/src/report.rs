@@ -30,16 +30,16 @@ pub struct Block {
     pub value: Option<f64>,
     /// High-priority requests that began in it.
     pub requests: u64,
-    /// Of `requests`, those that had not ended when the pair did; they count as their age then.
+    /// Requests that had not ended when the pair did; they count as their age then.
     pub open: u64,
-    /// Of `requests`, those of which only number and sum are known.
+    /// Requests of which only number and sum are known.
     pub merged: u64,
-    /// Of `requests`, those whose time includes what they waited inside the program.
+    /// Requests whose time includes what they waited inside the program.
     #[serde(default)]
     pub queue_known: u64,
     /// Median time of the requests, ns.
     pub hp_p50_ns: Option<u64>,
-    /// 99th percentile, ns.
+    /// 99th percentile of the requests' times, ns.
     pub hp_p99_ns: Option<u64>,
     /// Best-effort launches that ended.
     pub be_launches: u64,
@@ -54,7 +54,7 @@ pub struct ArmSource {
     /// SHA-256 of its file.
     pub digest: String,
     pub file: String,
-    /// Its configuration's file, if any.
+    /// File of the policy's configuration, if it has one.
     pub config: Option<String>,
     /// Whether what it learns is carried from block to block.
     pub keeps_state: bool,
@@ -129,9 +129,9 @@ pub struct GuardReport {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
     pub ratio: f64,
-    /// Not less than; `null`: no bound yet.
+    /// Lower bound; `null`: no bound yet.
     pub low: Option<f64>,
-    /// Not more than.
+    /// Upper bound; `null`: no bound yet.
     pub high: Option<f64>,
 }
 
@@ -185,13 +185,13 @@ pub struct Report {
     pub b: ArmSummary,
     /// How it ended; `null` while it runs.
     pub ended: Option<Ended>,
-    /// Since it began, s.
+    /// Time since the test began, s.
     pub elapsed_s: f64,
     /// From its end until A was put active again, ns; `null` while it runs, or if A was
     /// active then.
     #[serde(default)]
     pub a_back_after_ns: Option<u64>,
-    /// What to do.
+    /// What the test advises, by what is known so far.
     pub verdict: Verdict,
     pub why: String,
     /// If it is undecided: how much longer it needs, s, as far as that is known.
@@ -216,7 +216,7 @@ pub struct Report {
     pub pairs_empty: u32,
     /// The check of the numbers of requests.
     pub sample_ratio: SampleRatio,
-    /// The other figures.
+    /// B over A by further figures, on which the test does not decide.
     pub beside: Vec<Beside>,
     /// What is known of the guards.
     pub guards: Vec<GuardReport>,
@@ -427,7 +427,7 @@ fn block_quantile(experiment: &Experiment) -> Option<f64> {
     Some((((0.99 * n).ceil()) - 1.0 / 3.0) / (n + 1.0 / 3.0))
 }
 
-/// All figures at once, each pair's.
+/// Effects of all figures but the one that decides, from the pairs of blocks.
 fn beside(experiment: &Experiment) -> Vec<Beside> {
     type Figure = fn(&Block) -> Option<f64>;
     let all: [(&str, Figure); 4] = [

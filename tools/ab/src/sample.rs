@@ -18,7 +18,7 @@ const TOGETHER_MAX: u64 = 1_000_000;
 pub struct Carried {
     /// When the core first saw it, ns.
     pub began_ns: u64,
-    /// Its whole length, ns.
+    /// Time from the request's begin to its end, ns.
     pub ns: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Sample {
     pub carried: Vec<Carried>,
     /// When the requests that are under way at the end began, as the core saw them, ns.
     pub open: Vec<u64>,
-    /// Of the requests, those whose time includes what they waited inside the program.
+    /// Requests whose time includes what they waited inside the program.
     pub queue_known: u64,
     /// Requests of which only their number and their sum is known.
     pub merged: u64,
@@ -80,7 +80,7 @@ impl Sample {
         self.latencies.saturating_record(ns.max(1));
     }
 
-    /// So many requests took so long in all.
+    /// Adds `count` requests that took `sum_ns` together.
     pub fn requests_together(&mut self, count: u64, sum_ns: u64) {
         let count = count.min(TOGETHER_MAX);
         if count > 0 {
@@ -109,7 +109,6 @@ impl Sample {
         }
     }
 
-    /// Requests that ended.
     pub fn requests(&self) -> u64 {
         self.latencies.len()
     }

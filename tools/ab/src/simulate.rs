@@ -29,7 +29,7 @@ pub enum Noise {
     HeavyTail,
     /// Log-normal, with a level that remembers: AR(1), 0.95 from block to block.
     Autocorrelated,
-    /// The same, with a trend (tripling over the experiment) and a wave.
+    /// Noise as in the variant above, with a trend (tripling over the experiment) and a wave.
     Drift,
     /// Two states, five times apart, that last for some ten blocks each.
     Bursts,
@@ -48,7 +48,7 @@ impl Noise {
     ];
 }
 
-/// What is simulated.
+/// How many experiments are simulated, and how large they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Experiments of each kind without an effect.
@@ -113,7 +113,7 @@ pub struct Power {
     pub width_median: Option<f64>,
 }
 
-/// All of it.
+/// How often the test errs, and what effects it finds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Validity {
     pub alpha: f64,
@@ -122,7 +122,7 @@ pub struct Validity {
     /// Requests of a block, on average (but for `sparse`: 12).
     pub requests: u32,
     pub seed: u64,
-    /// Without an effect.
+    /// Rates of false alarms in experiments without an effect.
     pub false_positives: Vec<FalsePositives>,
     pub power: Vec<Power>,
 }

@@ -4,10 +4,10 @@
 /// Steps for each doubling.
 const STEPS: f64 = 128.0;
 
-/// Counts by length.
+/// A histogram of times with logarithmic steps; empty steps take no room.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tail {
-    /// By rising step.
+    /// Step and count, in rising order of the steps.
     bins: Vec<(u16, u32)>,
 }
 
@@ -21,7 +21,7 @@ fn ns_of(step: u16) -> f64 {
 }
 
 impl Tail {
-    /// So many requests took so long.
+    /// Adds `count` requests that took `ns` each.
     pub fn add(&mut self, ns: u64, count: u64) {
         self.add_step(step(ns), u32::try_from(count).unwrap_or(u32::MAX));
     }
@@ -33,12 +33,12 @@ impl Tail {
         }
     }
 
-    /// All that another one counts, too.
+    /// Adds the requests of another histogram.
     pub fn extend(&mut self, other: &Tail) {
         other.bins.iter().for_each(|(step, count)| self.add_step(*step, *count));
     }
 
-    /// The same with all shorter requests counted as this long: less to add up.
+    /// A histogram in which all shorter requests count as this long: it is smaller to add up.
     pub fn upper(&self, ns: u64) -> Tail {
         let least = step(ns);
         let (short, long) = self.bins.split_at(self.bins.partition_point(|bin| bin.0 <= least));

@@ -48,7 +48,7 @@ fn found(finding: Finding, metric: Metric) -> String {
 }
 
 impl Combined {
-    /// As text, a few lines.
+    /// The report as a few lines of text.
     pub fn text(&self) -> String {
         format!(
             "{}: {}\n\n{} (A) against {} (B) on {}: {} reports, {} pairs of blocks\n  effect       {}; {}\n  \

@@ -26,7 +26,7 @@ pub enum Verdict {
     KeepA,
     /// B breached a guard.
     Withdrawn,
-    /// More time may tell.
+    /// Neither is shown to be better; more time may show it.
     Undecided,
     /// The test says nothing about the policies.
     Invalid,
@@ -67,7 +67,7 @@ pub fn overall_name(metric: Metric, overall: &Overall) -> String {
     }
 }
 
-/// As in `p99` or `p99.3`.
+/// Name of a percentile, such as `p99` or `p99.3`.
 pub fn quantile_name(share: f64) -> String {
     let text = format!("{:.1}", share * 100.0);
     format!("p{}", text.trim_end_matches(".0"))

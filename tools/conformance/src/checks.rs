@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use tally_engine::policy::{Fault, FaultKind};
 use tally_wasm_host::LoadError;
 
-/// Version of [`Report`].
+/// Version of the JSON of [`Report`].
 const SCHEMA: u32 = 1;
 /// Streams that are run twice and compared.
 const COMPARED: u32 = 12;

@@ -54,12 +54,12 @@ struct Running {
     predicted_ns: u64,
 }
 
-/// See the module.
+/// Stands for the engine: see the module's documentation.
 pub struct Harness {
     policy: Box<dyn Instance>,
     context: Context,
     pub now_ns: u64,
-    /// Seen so far.
+    /// What the policy did so far.
     pub seen: Seen,
     /// Every call, if it is kept.
     turns: Option<Vec<Turn>>,
@@ -127,7 +127,7 @@ impl Harness {
         self
     }
 
-    /// The policy's figures.
+    /// The policy, for its figures.
     pub fn policy(&self) -> &dyn Instance {
         &*self.policy
     }

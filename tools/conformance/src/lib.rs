@@ -38,7 +38,7 @@ pub use tally_wasm_host::{Capabilities, Capability};
 /// What can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Of everything random.
+    /// Seed of the random streams and of the other random inputs.
     pub seed: u64,
     /// Random streams that a policy is put through.
     pub streams: u32,

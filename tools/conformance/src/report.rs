@@ -6,11 +6,11 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// As it should be.
+    /// The policy behaves as it should.
     Pass,
     /// Allowed, and hardly meant.
     Warn,
-    /// Not as it should be.
+    /// The policy does not behave as it should.
     Fail,
     /// Could not be looked at; says why.
     NotRun,
@@ -18,7 +18,7 @@ pub enum Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// As in the table of the crate's documentation.
+    /// Name in the table of the crate's documentation.
     pub name: &'static str,
     /// How it came out.
     pub outcome: Outcome,
@@ -34,13 +34,13 @@ pub struct Fuel {
     pub calls: u64,
     /// Half of them used at most so much.
     pub p50: u64,
-    /// Of a hundred, 99.
+    /// 99 % of the calls used at most so much.
     pub p99: u64,
     pub max: u64,
 }
 
 impl Fuel {
-    /// Of these calls.
+    /// Figures of calls that used so much fuel each.
     pub fn of(mut spent: Vec<u64>) -> Self {
         spent.sort_unstable();
         let rank = |percent: usize| {
@@ -54,7 +54,7 @@ impl Fuel {
 /// The whole of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Of this structure.
+    /// Version of this structure's JSON.
     pub schema: u32,
     /// What everything random was made from.
     pub seed: u64,

@@ -16,7 +16,7 @@ const LAUNCHES: u32 = 40;
 pub enum Stopped {
     /// No instance could be started.
     Load(LoadError),
-    /// A call failed.
+    /// A call of the policy failed.
     Fault(Fault),
     /// A launch never got its turn.
     Starved(String),

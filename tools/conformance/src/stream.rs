@@ -13,13 +13,11 @@ const STATES: u32 = launch_state::GRAPH | launch_state::COOPERATIVE | launch_sta
 /// how many there are then, so that a stream stays one when steps are taken out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A client registers.
     Join {
-        /// As high priority.
         high: bool,
-        /// So many labels.
+        /// How many labels it has.
         labels: u8,
-        /// So long a name, bytes.
+        /// Length of its name, bytes.
         name: u8,
     },
     Leave(u8),
@@ -31,19 +29,19 @@ pub enum Step {
     Advance(u64),
     /// The next timer fires, if there is one.
     NextTimer,
-    /// A client launches.
+    /// The picked client submits a launch.
     Launch(Shape),
     /// A launch that was granted ends.
     Done {
         pick: u8,
-        /// What it took.
+        /// GPU time of the launch, as measured.
         measured_ns: u64,
     },
     /// A launch ends that this policy never saw: it took over from another.
     StrangeDone {
-        /// Of this kernel.
+        /// The kernel that ran, by number.
         kernel: u32,
-        /// What it took.
+        /// GPU time of the launch, as measured.
         measured_ns: u64,
     },
 }
@@ -52,20 +50,19 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub pick: u8,
-    /// Which kernel; at or beyond [`KERNELS`]: one that the core has no id for.
+    /// Number of the kernel; at or beyond [`KERNELS`]: one that the core has no id for.
     pub kernel: u32,
-    /// Bits of `launch-state`.
+    /// Bits of the contract's `launch-state`.
     pub state: u32,
-    /// Bits of `forms-offered`.
+    /// Bits of the contract's `forms-offered`.
     pub offered: u32,
     pub grid_blocks: u64,
     /// Threads of a block.
     pub block_threads: u32,
-    /// Dynamic shared memory.
     pub shared_bytes: u32,
     /// How long it has waited.
     pub waited_ns: u64,
-    /// Unfinished before it.
+    /// Predicted GPU time of the client's unfinished launches.
     pub in_flight_ns: u64,
     /// Predicted, if the kernel was never measured.
     pub predicted_ns: u64,

@@ -27,7 +27,7 @@ pub enum AbCommand {
     Start(Box<StartArgs>),
     /// Show how far the test is.
     Status {
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
         /// Again every second until it has ended.
@@ -38,22 +38,22 @@ pub enum AbCommand {
     Stop,
     /// Take the reports of the same test on several GPUs together.
     Combine {
-        /// What `tallyctl ab report --json` printed, of each core.
+        /// Reports that `tallyctl ab report --json` printed, one for each core
         #[arg(required = true, num_args = 2.., value_name = "REPORT.json")]
         reports: Vec<PathBuf>,
-        /// As JSON, for programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
     /// Show what the test that runs, or ran last, has found.
     Report {
-        /// As JSON (schema 2), for programs and to be kept.
+        /// Print JSON (schema 2), for programs and for `ab combine`.
         #[arg(long)]
         json: bool,
-        /// Also draw it: blocks over time, and the effect with its interval.
+        /// File to draw the blocks over time and the effect with its interval into, as SVG
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
-        /// On a dark background.
+        /// Draw on a dark background
         #[arg(long, requires = "svg")]
         dark: bool,
     },
@@ -63,13 +63,13 @@ fn probability(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number, as in 0.05"))
 }
 
-/// With `--wait`: keep A.
+/// Exit code with `--wait` if A is to be kept.
 const EXIT_KEEP_A: u8 = 3;
-/// With `--wait`: not decided.
+/// Exit code with `--wait` if the test was not decided.
 const EXIT_UNDECIDED: u8 = 4;
-/// With `--wait`: B was withdrawn.
+/// Exit code with `--wait` if B was withdrawn.
 const EXIT_GUARD: u8 = 5;
-/// With `--wait`: nothing was found out.
+/// Exit code with `--wait` if the test is invalid.
 const EXIT_INVALID: u8 = 6;
 
 const START_AFTER_HELP: &str = "\
@@ -82,11 +82,11 @@ Exit codes with --wait, besides those of `tallyctl --help`:
 
 #[derive(Debug, Args)]
 pub struct StartArgs {
-    /// The policy that is tried, B. Before it may come A, which must be the active policy unless
-    /// --replace-active is given.
+    /// Policy files. The last one is B, the policy that is tried. A before it must be the active policy
+    /// unless --replace-active is given.
     #[arg(required = true, num_args = 1..=2, value_name = "[A.wasm] B.wasm")]
     policies: Vec<PathBuf>,
-    /// A need not be the active policy: it replaces that, for the test and after it.
+    /// Let A replace the active policy, for the test and after it.
     #[arg(long)]
     replace_active: bool,
     /// What is compared: hp_p99 (high-priority requests, 99th percentile), be_throughput
@@ -110,8 +110,8 @@ pub struct StartArgs {
     /// 'be_throughput>20%'; A is active at once if it does not. May be given up to 8 times.
     #[arg(long = "guard", value_name = "GUARD")]
     guards: Vec<Guard>,
-    /// Guards look at the last so much time under B; at most, and by default, the measured part of
-    /// a block.
+    /// Length of the latest time under B that guards look at; at most, and by default, the measured part of a
+    /// block.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     guard_window: Option<u64>,
     /// What both arms know when a block begins: frozen (what the active policy knew when the test
@@ -122,7 +122,7 @@ pub struct StartArgs {
     /// Prefer B although it is worse, by at most this share: 0.05 are 5 %.
     #[arg(long, value_name = "SHARE", value_parser = probability, default_value = "0")]
     margin: f64,
-    /// A request within this time attains the objective.
+    /// Time of the objective: a request that takes no longer attains it.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     slo: Option<u64>,
     /// Seed of the random order. Default: another one each time.
@@ -131,7 +131,7 @@ pub struct StartArgs {
     /// The result is wrong at most this often.
     #[arg(long, value_name = "P", value_parser = probability, default_value = "0.05")]
     alpha: f64,
-    /// Decide nothing before so many blocks.
+    /// Decide nothing before this many blocks.
     #[arg(long, value_name = "N", default_value_t = 20)]
     min_blocks: u32,
     /// On a metric of requests, prefer B only after so many blocks: in 480, a state that makes 5 %
@@ -141,10 +141,10 @@ pub struct StartArgs {
     /// Go on to --max-time although it is decided: the interval gets narrower.
     #[arg(long)]
     to_end: bool,
-    /// Configuration of A, if A is named. The active policy has its own.
+    /// Configuration file that is passed to A, if A is named; the active policy keeps its own
     #[arg(long, value_name = "FILE")]
     config_a: Option<PathBuf>,
-    /// Configuration of B.
+    /// Configuration file that is passed to B
     #[arg(long, value_name = "FILE")]
     config_b: Option<PathBuf>,
     /// B's share of the time at first; it doubles each 20 pairs of blocks until it is 50%.
@@ -153,9 +153,9 @@ pub struct StartArgs {
     /// If the verdict is to promote B, B stays active when the test ends.
     #[arg(long)]
     promote: bool,
-    /// A shell command to run before the test begins and after it ended, with TALLY_AB_EVENT
-    /// (begin or end), TALLY_AB_VERDICT at the end, and then the report as JSON on its standard
-    /// input. If it fails before the test, there is none.
+    /// Shell command to run before the test begins and after it ended. It gets TALLY_AB_EVENT (begin or end)
+    /// and, at the end, TALLY_AB_VERDICT and the report as JSON on standard input. If it fails before the test,
+    /// the test is not run.
     #[arg(long, value_name = "COMMAND", requires = "wait")]
     hook: Option<String>,
     /// Wait for the end, show the report and end with a code that tells the verdict.
@@ -307,7 +307,7 @@ fn typed<T: DeserializeOwned>(answer: Value) -> Result<T, CtlError> {
     serde_json::from_value(answer).map_err(|e| CtlError::Answer(e.to_string()))
 }
 
-/// Longest report read.
+/// Most bytes of a report's file.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
 fn read_file(file: &Path) -> Result<Report, CtlError> {

@@ -16,10 +16,10 @@ use tally_ipc::wire;
 
 /// Loading a policy of an interpreted language takes 15 s.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest answer read.
+/// Most bytes of an answer; more is an error.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// Where the core takes admin requests.
+/// Path of the core's admin socket; an error is a clients' socket that has none.
 #[derive(Debug)]
 pub struct AdminSocket(Result<PathBuf, PathBuf>);
 

@@ -25,15 +25,15 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "tallyctl", version, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// Where programs register. Default: $TALLY_SOCKET, else $XDG_RUNTIME_DIR/tally/clients/core.sock, else
-    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
+    /// Path of the socket where programs register. Default: $TALLY_SOCKET, else
+    /// $XDG_RUNTIME_DIR/tally/clients/core.sock, else /run/tally/clients/core.sock for root, else
+    /// ~/.local/state/tally/clients/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Where the core takes admin requests: every command that talks to the core uses it, except `run`. Default: that
     /// beside --socket, X/admin/NAME for X/clients/NAME; else $TALLY_ADMIN_SOCKET; else that beside $TALLY_SOCKET.
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -49,31 +49,26 @@ pub enum Command {
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
-        /// What to do.
         #[command(subcommand)]
         command: PolicyCommand,
     },
     /// Show or clear kernel profiles: measured times, and which kernels must not be transformed.
     Profiles {
-        /// What to do.
         #[command(subcommand)]
         command: ProfilesCommand,
     },
     /// Compare two policies on the core's GPU, under its real load.
     Ab {
-        /// What to do.
         #[command(subcommand)]
         command: crate::ab::AbCommand,
     },
     /// Record what reaches the policy and what it decides; read, replay, compare.
     Log {
-        /// What to do.
         #[command(subcommand)]
         command: crate::log::LogCommand,
     },
     /// Compare a policy with the active one on the same launches, without using its decisions.
     Shadow {
-        /// What to do.
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
@@ -90,7 +85,7 @@ pub enum Command {
     /// Print a reference document, for `cargo xtask references`.
     #[command(hide = true)]
     Reference {
-        /// Which of them.
+        /// Reference document to print
         document: Reference,
     },
 }
@@ -122,12 +117,12 @@ impl Reference {
 pub enum Priority {
     /// Latency-critical: launches do not wait, unless the policy gates it.
     High,
-    /// Uses what is left: the policy decides each launch.
+    /// Best effort: the policy decides about each launch.
     BestEffort,
 }
 
 impl Priority {
-    /// As in the environment.
+    /// The priority as the environment has it.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::High => "high",
@@ -164,7 +159,7 @@ pub struct RunArgs {
     /// libtally_preload.so next to this program, else in ../lib/tally.
     #[arg(long, value_name = "PATH")]
     pub preload: Option<PathBuf>,
-    /// Do not ask first whether a core answers, which takes at most 1 s.
+    /// Start the program without asking first whether a core answers, which takes at most 1 s.
     #[arg(long)]
     pub no_check: bool,
     /// The program and its arguments, after `--`.
@@ -255,7 +250,7 @@ pub enum ProfilesCommand {
     Clear,
 }
 
-/// The whole program.
+/// Runs `tallyctl`, from its arguments to its exit code.
 pub fn main() -> ExitCode {
     #[cfg(feature = "wasm")]
     tally_wasm_host::serve_if_child();

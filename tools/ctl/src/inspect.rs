@@ -46,7 +46,7 @@ pub fn obstacle(command: &OsStr) -> Option<Obstacle> {
     None
 }
 
-/// As `execvp` finds it.
+/// The file that `execvp` would run for this command.
 fn find(command: &OsStr) -> Option<PathBuf> {
     if command.as_bytes().contains(&b'/') {
         return Some(command.into());

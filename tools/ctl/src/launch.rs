@@ -25,7 +25,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 const ASAN: &str = "ASAN_OPTIONS";
 /// AddressSanitizer's runtime refuses to start behind a preloaded library unless told so.
 const ASAN_ORDER: &str = "verify_asan_link_order";
-/// Between labels in the environment.
+/// Separator of labels in the environment variable.
 const LABEL_SEPARATOR: &str = "\x1f";
 /// Longest wait for the core's answer, before the program starts.
 const ANSWER_MAX: Duration = Duration::from_millis(900);

@@ -23,20 +23,20 @@ pub enum LogCommand {
     /// Have the core record what reaches the policy and what it decides. Without --for
     /// it goes on until `log stop`.
     Record {
-        /// The file, which must not exist. Default: a new one in the core's folder of logs.
+        /// Write to this file, which must not exist. Default: a new one in the core's folder of logs.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         /// Record for this long (500ms, 30s, 5m), and wait until it is done.
         #[arg(long = "for", value_name = "TIME", value_parser = duration)]
         time: Option<Duration>,
-        /// End at this size. Default: log.bytes_max of the core's configuration.
+        /// End at this size, in bytes. Default: log.bytes_max of the core's configuration.
         #[arg(long, value_name = "N")]
         max_bytes: Option<u64>,
         /// Record also completions that the policy does not subscribe to; `log trace` needs them.
         #[arg(long)]
         completions: bool,
     },
-    /// End the recording.
+    /// End the recording and close its file
     Stop,
     /// Show the state of the recording, or of the last one.
     Status {
@@ -64,10 +64,10 @@ pub enum LogCommand {
     Trace {
         /// The decision log to read
         file: PathBuf,
-        /// The client's name.
+        /// Name of the client whose launches make up the trace
         #[arg(long, value_name = "NAME")]
         client: String,
-        /// The trace: .csv, or .csv.gz. It must not exist.
+        /// Trace file to write: .csv, or .csv.gz. It must not exist.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
@@ -94,7 +94,7 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Open a log.
+/// Opens a log and reads its header.
 fn open(file: &Path) -> Result<Reader<BufReader<File>>, CtlError> {
     let wrong = |why: String| CtlError::Failed(format!("{}: {why}", file.display()));
     let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;

@@ -19,12 +19,12 @@ use tally_admin::{Quantiles, Request, Status, Totals};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
-    /// Write them to this file, in one step, instead of printing them.
+    /// Write the metrics to this file, in one step, instead of printing them.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
 
-/// Show or write.
+/// Prints the metrics, or writes them to the file of `--out`.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
     let status = Core::connect(socket)?.get(&Request::Status { kernels: Some(0) })?;
     let text = exposition(&status);
@@ -53,7 +53,7 @@ fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
 /// Collects figures out of a status: what is not known is left out.
 struct Collector<'a> {
     status: &'a Status,
-    /// Of every sample.
+    /// Labels that every sample has.
     common: String,
     /// Metrics and their samples with their labels.
     families: Vec<(&'static Metric, Vec<(String, f64)>)>,
@@ -153,7 +153,8 @@ impl Collector<'_> {
         }
     }
 
-    /// Of all clients by class, those that left included: sums of these do not fall when one leaves.
+    /// Sums over all clients of each class, including those that left, so that they do not fall when one
+    /// leaves.
     fn classes(&mut self) {
         for (class, totals) in &self.status.totals {
             let of = [class.as_str()];

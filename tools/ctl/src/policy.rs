@@ -57,7 +57,7 @@ fn without_wasm(file: &Path) -> CtlError {
     ))
 }
 
-/// As the core is told what a file is called, which is for people: it may run in another folder.
+/// The absolute path of a file, which the core shows to people; the core may run in another folder.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }

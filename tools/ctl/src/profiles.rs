@@ -8,7 +8,7 @@ use crate::table::{Align, table};
 use std::io::{IsTerminal, Write};
 use tally_admin::{Cleared, Form, FormStatus, KernelStatus, Profiles, Request};
 
-/// Show or clear.
+/// Shows the profiles, or has the core forget them.
 pub fn run(socket: &AdminSocket, command: ProfilesCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let mut out = std::io::stdout().lock();

@@ -21,8 +21,7 @@ const SECONDS_MAX: f64 = 3_600.0;
 
 #[derive(Debug, Args)]
 pub struct SimArgs {
-    /// The inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
-    /// request.
+    /// Trace of the inference: a built-in one or a file (.csv, .csv.gz). One iteration is one request.
     #[arg(long, value_name = "TRACE")]
     pub hp: String,
     /// The training: a built-in trace or a file (.csv, .csv.gz).
@@ -86,15 +85,15 @@ pub struct SimArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SharingArg {
-    /// One process at a time.
+    /// Let one process run at a time, in time slices
     Timeslice,
-    /// Blocks of both side by side.
+    /// Run blocks of both programs side by side
     Mps,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransformableArg {
-    /// Transform no kernel
+    /// Transform none of the kernels
     None,
     /// Transform all kernels but those of closed libraries
     Open,
@@ -105,7 +104,7 @@ pub enum TransformableArg {
 /// What the name of a policy of this repository, compiled natively, begins with.
 const NATIVE: &str = "native:";
 
-/// Where policies come from.
+/// What it takes to make instances of the policy.
 struct Policies {
     name: String,
     config: String,

@@ -60,7 +60,7 @@ pub fn run(socket: &AdminSocket, args: &StatusArgs) -> Result<(), CtlError> {
     }
 }
 
-/// Colours, or none.
+/// Whether to colour the output with ANSI escapes.
 #[derive(Clone, Copy)]
 pub struct Paint(pub bool);
 
@@ -71,7 +71,7 @@ impl Paint {
     pub fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
-    /// For what somebody should look at.
+    /// Text in red, for what somebody should look at.
     pub fn bad(self, text: &str) -> String {
         self.with("31", text)
     }

@@ -16,7 +16,7 @@ const PARTINGS_MAX: usize = 20;
 /// Kernels and clients that are counted apart.
 const COUNTED_MAX: usize = 65_536;
 
-/// Which of [`KINDS`].
+/// Index into [`KINDS`] of an outcome.
 fn kind_of(outcome: &Outcome<policy::Answer>) -> usize {
     let Outcome::Ok(answer) = outcome else { return 5 };
     match answer.decision {
@@ -67,7 +67,7 @@ pub fn fault_name(kind: FaultKind) -> &'static str {
     }
 }
 
-/// Commands for people.
+/// One line with all commands, as the contract names them.
 pub fn commands(list: &[Command]) -> String {
     let one = |c: &Command| match *c {
         Command::SetTimer { delay_ns, token } => format!("set-timer {delay_ns} ns, token {token}"),
@@ -150,7 +150,7 @@ pub fn event(event: &Event) -> String {
 pub struct Parting {
     /// Which record of the log, from 1.
     pub record: u64,
-    /// The core's clock.
+    /// The core's clock at the call, ns.
     pub now_ns: u64,
     /// What was called, with its input, in words.
     pub call: String,
@@ -160,11 +160,11 @@ pub struct Parting {
     pub other: String,
 }
 
-/// Of one kernel or client.
+/// Decisions about one kernel or client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     pub decisions: u64,
-    /// Of those, not equal.
+    /// Decisions that are not equal.
     pub parted: u64,
 }
 
@@ -172,9 +172,9 @@ pub struct Share {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     pub decisions: u64,
-    /// Equal, arguments included.
+    /// Decisions that agree in kind and arguments.
     pub equal: u64,
-    /// Of the same kind.
+    /// Decisions that agree in kind, equal ones included.
     pub same_kind: u64,
     /// Decisions up to the first place where they part. Those after it may depend on
     /// what the other policy would have made different.
@@ -193,7 +193,7 @@ pub struct Comparison {
     /// The last one. `null` if there was none, but never missing.
     #[serde(deserialize_with = "Option::deserialize")]
     pub last_fault: Option<String>,
-    /// The first partings.
+    /// The first places where they part, at most [`PARTINGS_MAX`].
     pub first: Vec<Parting>,
     #[serde(skip)]
     pub kernels: BTreeMap<KernelId, Share>,

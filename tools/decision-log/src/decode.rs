@@ -13,7 +13,7 @@ use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 /// Different reasons for `whole-only` that one process reads. Each is kept for its
 /// whole life, because the engine's are constants.
 const REASONS_MAX: usize = 256;
-/// Longest of them.
+/// Most bytes of a reason.
 const REASON_BYTES_MAX: usize = 512;
 
 /// What a record's bytes are not.

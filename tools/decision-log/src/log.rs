@@ -15,7 +15,7 @@ use std::io::{ErrorKind, Read, Write};
 
 /// The first bytes of a log.
 pub const MAGIC: [u8; 8] = *b"TALLYLOG";
-/// Of this format.
+/// Version of the format; a reader takes no other.
 pub const VERSION: u32 = 1;
 const HEADER_BYTES_MAX: u32 = 64 << 10;
 
@@ -37,19 +37,15 @@ pub struct Header {
 /// Why a log is not read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The operating system's.
     #[error("{0}")]
     Read(#[from] std::io::Error),
     #[error(
         "it does not begin as a decision log does: expected a file that `tallyctl log record` wrote"
     )]
     NotALog,
-    /// Of another release.
+    /// A release with another format wrote it.
     #[error("its format is version {found}; this release reads version {VERSION}")]
-    Version {
-        /// What it says.
-        found: u32,
-    },
+    Version { found: u32 },
     /// Damaged in its first bytes.
     #[error("its header is damaged: {0}")]
     Header(String),
@@ -58,23 +54,23 @@ pub enum LogError {
         "it is cut off within record {record}, at byte {at}: the core was killed or its disk was full; what comes before is good"
     )]
     CutOff {
-        /// Counted from 1.
+        /// Number of the record, from 1.
         record: u64,
-        /// Where that record begins.
+        /// Offset of its first byte.
         at: u64,
     },
     /// Bytes are not those that were written.
     #[error("record {record}, at byte {at}, is damaged ({why}); what comes before is good")]
     Damaged {
-        /// Counted from 1.
+        /// Number of the record, from 1.
         record: u64,
-        /// Where it begins.
+        /// Offset of its first byte.
         at: u64,
         why: String,
     },
 }
 
-/// Writes a log.
+/// Writes the header, then records, each with a checksum.
 pub struct Writer<W: Write> {
     out: W,
     bytes: u64,
@@ -133,12 +129,11 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Bytes so far.
+    /// Bytes written so far, the header included.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Records so far.
     pub fn records(&self) -> u64 {
         self.records
     }

@@ -29,7 +29,7 @@ pub enum PlayError {
 /// What became of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fed {
-    /// It was no call.
+    /// The record is no call; what it says was noted.
     Noted,
     /// A call that was not made: nothing is known of the policy's state.
     NotCompared,
@@ -48,13 +48,13 @@ pub struct Parts {
     pub mid_run: u64,
     /// Likewise, with what it knew then in the log.
     pub from_saved: u64,
-    /// After a gap.
+    /// Parts that began after a gap in the log.
     pub after_gap: u64,
     /// Records lost in gaps.
     pub lost: u64,
     /// Calls that were not made.
     pub not_compared: u64,
-    /// Decisions left out.
+    /// Decisions that a shadow left out for want of CPU time.
     pub skipped: u64,
     /// Faults of wall-clock time, after which no replay is the same.
     pub timed_faults: u64,
@@ -91,7 +91,7 @@ pub struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    /// With what makes policies.
+    /// A player that makes instances of policies with `make`.
     pub fn new(
         make: impl FnMut(&About) -> Result<Box<dyn Policy + Send>, String> + Send + 'a,
     ) -> Self {
@@ -135,7 +135,7 @@ impl<'a> Player<'a> {
         &self.about
     }
 
-    /// The world now.
+    /// What a policy could read at this point of the log.
     pub fn world(&self) -> &tally_engine::policy::World {
         &self.context.world
     }

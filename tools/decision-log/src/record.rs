@@ -65,9 +65,9 @@ pub mod kind {
 pub struct SavedState {
     /// The name of its format.
     pub format: String,
-    /// The format's version.
+    /// Rises when the form of the data changes.
     pub version: u32,
-    /// What it knows.
+    /// The state itself, which only policies of that format can read.
     pub data: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ pub enum Begin {
     PolicyStart,
     /// While the policy ran: what it remembers is not in the log.
     MidRun,
-    /// After records were lost: likewise.
+    /// After records were lost: what the policy remembers is not in the log.
     AfterGap,
     /// While the policy ran, which wrote down what it knew then: the record of the policy
     /// has it.
@@ -106,7 +106,6 @@ pub enum Begin {
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// With an answer.
     Ok(T),
     /// The policy lost its turn.
     Fault {
@@ -122,7 +121,7 @@ pub enum Outcome<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T> {
     pub outcome: Outcome<T>,
-    /// Commands, in order.
+    /// In the order in which the policy gave them.
     pub commands: Vec<Command>,
 }
 
@@ -133,11 +132,7 @@ pub enum Record {
     /// Forget the world: all of it follows, up to [`Record::Begin`].
     Base(SharingMode),
     /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
-    Kernel {
-        id: KernelId,
-        /// Which it is.
-        key: KernelKey,
-    },
+    Kernel { id: KernelId, key: KernelKey },
     /// What policies can learn of a kernel from now on.
     Profile { id: KernelId, view: KernelView },
     /// A client is connected.
@@ -145,7 +140,7 @@ pub enum Record {
     /// What a client has under way, waits for and has used, for a policy that reads it.
     Usage {
         id: ClientId,
-        /// From now on.
+        /// What holds from this record on.
         usage: Usage,
     },
     /// A client is no longer known; the policy is told later.
@@ -153,7 +148,7 @@ pub enum Record {
     /// From here on every call is in the log.
     Begin {
         how: Begin,
-        /// Records lost before.
+        /// Records lost since the last `Begin`.
         lost: u64,
         /// What the active policy has subscribed to.
         subscribed: Subscriptions,

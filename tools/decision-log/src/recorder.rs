@@ -89,7 +89,7 @@ pub struct Tap {
     id: u64,
 }
 
-/// The other end.
+/// The end of a [`Tap`] that reads, on another thread.
 #[derive(Debug)]
 pub struct TapReader {
     ring: Consumer<u8>,
@@ -176,7 +176,7 @@ impl Tap {
         done
     }
 
-    /// A kernel changed.
+    /// A kernel's profile changed: describes it, if the log is live.
     fn changed(&mut self, id: KernelId, profiles: &Profiles, scratch: &mut Vec<u8>) {
         match self.state {
             State::Live => {

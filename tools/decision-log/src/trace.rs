@@ -40,7 +40,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of the clients of this name.
+    /// An empty trace, of the clients of this name.
     pub fn of(client: &str) -> Self {
         Trace {
             client: client.into(),
@@ -59,12 +59,12 @@ impl Trace {
         !self.ids.is_empty()
     }
 
-    /// Kernels so far.
+    /// Kernels of the trace so far.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The next record.
+    /// Takes the next record of the log into account.
     pub fn feed(&mut self, record: &Record) {
         match record {
             Record::Base(_) => self.kernels.clear(),

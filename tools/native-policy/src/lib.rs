@@ -63,7 +63,7 @@ impl<P: native::Exported> NativePolicy<P> {
         Ok(NativePolicy { policy: policy?, core: Some(core), started: false })
     }
 
-    /// Its counters and gauges.
+    /// The policy's counters and gauges by name.
     pub fn metrics(&self) -> BTreeMap<String, i64> {
         self.core.as_ref().map(|core| core.metrics()).unwrap_or_default()
     }

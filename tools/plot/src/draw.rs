@@ -27,7 +27,7 @@ const LEGEND_LINE: i32 = 19;
 const DASH: f64 = 9.0;
 const Y_LABELS: u32 = 58;
 const X_LABELS: u32 = 42;
-/// Of plotters' font sizes, which are of a line, those of a letter are so many.
+/// Ratio of plotters' font size, which is a line's, to a letter's.
 const SIZE_OF_FONT: f64 = 1.24;
 
 /// Why a figure could not be drawn.
@@ -39,7 +39,7 @@ pub struct PlotError {
 }
 
 impl Figure {
-    /// As an SVG document.
+    /// Draws the figure as an SVG document.
     ///
     /// # Errors
     /// If the figure's size leaves no room for its panels.

@@ -23,7 +23,7 @@ pub struct Panel {
     pub y: Axis,
     /// Drawn in this order, so that the last is on top.
     pub series: Vec<Series>,
-    /// Behind the series.
+    /// Drawn before the series, and so behind them.
     pub rules: Vec<Rule>,
 }
 
@@ -32,7 +32,7 @@ pub struct Panel {
 pub enum Rule {
     X(f64, String),
     Y(f64, String),
-    /// Where both values are equal.
+    /// The line on which both values are equal.
     Diagonal(String),
 }
 

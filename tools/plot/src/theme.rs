@@ -19,12 +19,12 @@ pub enum Colour {
     Purple,
     /// The colour of text.
     Ink,
-    /// For what stands behind the data.
+    /// Colour of what stands behind the data.
     Muted,
 }
 
 impl Colour {
-    /// Those of series, in the order in which a figure should take them.
+    /// Colours of series, in the order in which a figure should take them.
     pub const SERIES: [Colour; 5] =
         [Colour::Blue, Colour::Vermillion, Colour::Green, Colour::Purple, Colour::Ink];
 }
@@ -32,7 +32,7 @@ impl Colour {
 impl Theme {
     pub const ALL: [Theme; 2] = [Theme::Light, Theme::Dark];
 
-    /// As in the names of files.
+    /// Name of the theme in file names.
     pub fn name(self) -> &'static str {
         match self {
             Theme::Light => "light",

@@ -7,9 +7,9 @@ use std::fmt::Write;
 
 /// Further defaults of a table, in a column of their own.
 pub struct Preset {
-    /// As in the file: `policy.limits`.
+    /// Name of the table as in the file: `policy.limits`.
     pub table: &'static str,
-    /// The column's title.
+    /// Title of the column.
     pub name: &'static str,
     /// The values of its keys.
     pub values: Value,
@@ -165,7 +165,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-/// As it is written in the file.
+/// The value as it is written in the file.
 fn literal(value: &Value) -> String {
     match value {
         Value::Null => String::new(),

@@ -39,9 +39,9 @@ enum Command {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Form {
-    /// Each block claims itself in a table; the grid stays
+    /// Make the form with the claim-table prelude, which runs any range of blocks and can be preempted
     ByClaims,
-    /// Each part launches only its blocks; in machine code for grids of one dimension
+    /// Make a form with offset block indices; in machine code for grids of one dimension
     ByOffset,
 }
 

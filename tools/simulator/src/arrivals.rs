@@ -1,20 +1,19 @@
-//! When requests arrive.
+//! When the requests of a simulation arrive: at random, or as a file says.
 
 use std::path::Path;
 
 /// Arrivals in one file at most.
 pub const ARRIVALS_MAX: usize = 10_000_000;
 
-/// When requests arrive.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrivals {
     /// At random, at such a rate that the inference alone would serve this share of
     /// the time.
     Poisson {
-        /// More than 0.
+        /// Share of the time, more than 0.
         load: f64,
     },
-    /// At these times, rising.
+    /// At these times from the start, ns, in rising order.
     At(Vec<u64>),
 }
 
@@ -29,9 +28,8 @@ pub enum ArrivalsError {
     )]
     Line {
         file: String,
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is there.
         found: String,
     },
     /// Nothing, or far too much.
@@ -78,7 +76,7 @@ impl Arrivals {
         Ok(Arrivals::At(all))
     }
 
-    /// Those before `end_ns`.
+    /// Arrivals before `end_ns`, ns from the start. `solo_ns` is the time of one request alone.
     pub fn times(&self, solo_ns: u64, end_ns: u64, seed: u64) -> Vec<u64> {
         match self {
             Arrivals::At(all) => all.iter().copied().take_while(|&at| at < end_ns).collect(),

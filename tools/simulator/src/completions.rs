@@ -29,7 +29,7 @@ pub struct Completions {
 /// What the core hears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The stream's word.
+    /// Value of the stream's completion word.
     pub word: u32,
     /// What the launch took, if it was measured.
     pub measured: Option<Measured>,

@@ -21,23 +21,23 @@ pub const HIGH: usize = 0;
 /// Lane of the best-effort process.
 pub const LOW: usize = 1;
 
-/// Something that happened.
+/// What the device reports as time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// A kernel ended.
+    /// A kernel ended because its work was done.
     Done {
         lane: usize,
-        /// Of which launch.
+        /// Number of the launch that it is of.
         launch: u64,
-        /// It was the launch's last.
+        /// Whether it was the last kernel of the launch.
         last: bool,
     },
-    /// A kernel that has yielded.
+    /// A kernel ended because it has yielded.
     GaveWay {
         lane: usize,
-        /// Of which launch.
+        /// Number of the launch that it is of.
         launch: u64,
-        /// Since it was asked.
+        /// From being asked to yield until it had.
         turnaround_ns: u64,
     },
 }
@@ -52,7 +52,7 @@ struct Running {
     /// Asked at; stops when `left` is down to this.
     stop: Option<(u64, u64)>,
     stopped: bool,
-    /// Its blocks are leaving, until then.
+    /// Until when its blocks are leaving, ns.
     exits_ns: Option<u64>,
     resume_ns: Option<u64>,
 }
@@ -125,7 +125,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// An idle one.
+    /// A device without work, in the context of nobody.
     pub fn new(sharing: SharingMode, model: Model, slices_ns: [u64; 2]) -> Self {
         Device {
             sharing,
@@ -149,7 +149,7 @@ impl Device {
         self.changes
     }
 
-    /// Kernels not done.
+    /// Kernels of a lane that wait or run.
     pub fn pending(&self, lane: usize) -> u64 {
         let lane = &self.lanes[lane];
         lane.queue.len() as u64 + u64::from(lane.running.is_some())
@@ -183,7 +183,7 @@ impl Device {
         }
     }
 
-    /// When something happens next.
+    /// Time of the device's next event if no further work comes, ns.
     pub fn next_ns(&self) -> Option<u64> {
         let change_ns = self.change.map(|c| c.1);
         let turns = [change_ns, self.stops_ns, self.slice_ends_ns, self.linger_ends_ns];

@@ -44,17 +44,17 @@ const EXIT_NS: u64 = 1_800;
 pub const PARTS_MAX: u64 = LAUNCH_PARTS_MAX as u64;
 /// A preemptible launch has one more part for each of these.
 const PART_NS: u64 = 800_000;
-/// All SMs' room.
+/// Room of all SMs together; kernels take parts of it.
 pub const ROOM: u64 = 1_024;
 
-/// Who runs at once.
+/// How the two programs share the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SharingMode {
-    /// One process at a time.
+    /// One process runs at a time.
     #[default]
     Timeslice,
-    /// Blocks of both, side by side.
+    /// Blocks of both programs run side by side.
     Mps,
 }
 
@@ -92,13 +92,13 @@ fn closed(name: &str) -> bool {
 pub struct Work {
     /// The launch it belongs to.
     pub launch: u64,
-    /// It ends the launch.
+    /// Whether it is the last kernel of the launch.
     pub last: bool,
     pub ready_ns: u64,
-    /// Nor sooner after the one before.
+    /// Least pause after the kernel before, ns.
     pub gap_ns: u64,
     pub total_ns: u64,
-    /// Of that, the last wave.
+    /// Part of `total_ns` that the last wave of blocks takes.
     pub tail_ns: u64,
     /// Room taken before the last wave, and in it; of [`ROOM`].
     pub room: [u64; 2],

@@ -9,9 +9,9 @@ pub const AHEAD_MAX: u64 = 1_024;
 /// One launch of a program: a kernel, or a graph of them.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Its kernels in the trace.
+    /// Range of its kernels in the trace.
     pub kernels: Range<usize>,
-    /// When it is made.
+    /// When the program makes it.
     pub pace: Pace,
 }
 
@@ -19,9 +19,9 @@ pub struct Launch {
 #[derive(Clone, Debug)]
 pub struct Host {
     pub program: Vec<Launch>,
-    /// Which launch of it comes next.
+    /// Index in `program` of the next launch.
     pub next: usize,
-    /// When; `None`: something else has to happen first.
+    /// When the next launch is made, ns; `None`: something else has to happen first.
     pub launch_ns: Option<u64>,
     /// It waits for the GPU, and will launch so long after.
     after_end_ns: Option<u64>,
@@ -40,7 +40,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// At its first launch.
+    /// A program at the begin of its trace; one that repeats starts at once.
     pub fn new(trace: &Trace, repeats: bool) -> Self {
         let mut program: Vec<Launch> = Vec::new();
         for (i, k) in trace.kernels.iter().enumerate() {
@@ -66,7 +66,7 @@ impl Host {
         }
     }
 
-    /// Begin an iteration.
+    /// Begin an iteration: its first launch follows after `lead_ns`.
     pub fn begin(&mut self, now_ns: u64) {
         (self.next, self.launch_ns) = (0, Some(now_ns + self.stretched(self.lead_ns)));
     }

@@ -7,13 +7,13 @@ use serde::Serialize;
 /// What a simulation found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Layout of this.
+    /// Version of this structure's JSON.
     pub schema: u32,
-    /// Window of arrivals.
+    /// Length of the window in which requests arrive, s.
     pub seconds: f64,
-    /// Of the arrivals.
+    /// Seed of the random arrivals.
     pub seed: u64,
-    /// Who ran at once.
+    /// How the two programs shared the GPU.
     pub sharing: SharingMode,
     /// Which kernels could be transformed.
     pub transformable: Transformable,
@@ -27,19 +27,18 @@ pub struct Report {
     pub launches: u64,
     /// Kernels simulated, of both; a graph has many.
     pub kernels: u64,
-    /// Changes of context.
+    /// Changes of the GPU from one program's context to the other's.
     pub context_changes: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct High {
     pub trace: String,
-    /// Requests that arrived.
     pub arrived: u64,
     pub served: u64,
     /// Not served by the end; in the queued times with their wait so far.
     pub unserved: u64,
-    /// One request alone.
+    /// Time of one request alone, ms.
     pub solo_ms: f64,
     /// One in a hundred takes so long alone, as far as that was measured.
     pub solo_p99_ms: f64,
@@ -48,10 +47,10 @@ pub struct High {
     pub service_p99_ms: f64,
     pub service_p50_over_solo: f64,
     pub service_p99_over_solo: f64,
-    /// From arrival to the end.
+    /// From a request's arrival to its end.
     pub queued_p50_ms: f64,
     pub queued_p99_ms: f64,
-    /// The same, of the inference alone.
+    /// 99th percentile from arrival to end if the inference has the GPU alone.
     pub solo_queued_p99_ms: f64,
     pub queued_p99_over_solo: f64,
 }
@@ -74,12 +73,10 @@ pub struct Decisions {
     /// Calls of the policy.
     pub asked: u64,
     pub whole: u64,
-    /// Under a lease.
+    /// Started under a lease, without asking the policy.
     pub leased: u64,
     pub sliced: u64,
-    /// Able to yield.
     pub preemptible: u64,
-    /// On some of the SMs.
     pub sm_limited: u64,
     /// In a form that was not on offer, so whole.
     pub degraded: u64,
@@ -90,13 +87,13 @@ pub struct Decisions {
     pub window_full: u64,
     /// Between asking and answer, of all launches.
     pub waited_ms: f64,
-    /// Measured GPU time.
+    /// Sum of the launches' measured GPU times.
     pub gpu_ms: f64,
-    /// By the built-in rule, for the policy failed.
+    /// Decided by the built-in rule, because the policy failed.
     pub built_in_rule: u64,
     /// Times the training was asked to yield.
     pub yields: u64,
-    /// Launches that did.
+    /// Launches that yielded when asked.
     pub launches_yielded: u64,
 }
 

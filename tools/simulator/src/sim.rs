@@ -34,18 +34,18 @@ const UNSUBMITTED: u64 = u64::MAX;
 /// What is simulated, besides the programs and the policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Who runs at once.
+    /// How the two programs share the GPU.
     pub sharing: SharingMode,
     /// Which best-effort kernels can be transformed.
     pub transformable: Transformable,
-    /// Window of arrivals.
+    /// Length of the window in which requests arrive, s.
     pub seconds: f64,
     /// At most so much longer until all are served.
     pub overrun_seconds: f64,
     /// The training runs so long before the window, for the policy to learn from; `None`:
     /// five iterations.
     pub warm_up_seconds: Option<f64>,
-    /// Of the arrivals.
+    /// Seed of the random arrivals.
     pub seed: u64,
     /// A request is one CUDA graph; otherwise it launches as recorded.
     pub graph: bool,
@@ -97,7 +97,7 @@ struct Sim<'a> {
     completions: Completions,
     /// The launch that is being decided is to be measured.
     measured: bool,
-    /// When it asked.
+    /// When the launch that is being decided was submitted.
     submitted_ns: u64,
     tickets: [Tickets; 2],
     actions: Vec<Action>,

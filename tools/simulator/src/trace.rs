@@ -51,9 +51,7 @@ pub enum TraceError {
         /// Counted from 1, the header included.
         line: usize,
         column: &'static str,
-        /// What is there.
         found: String,
-        /// What should be.
         expected: &'static str,
     },
     /// A header and nothing else.
@@ -109,9 +107,9 @@ impl Kernel {
 /// One iteration of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// Where it is from.
+    /// Name of the built-in trace or of the file.
     pub name: String,
-    /// Its kernels, in order. Never empty.
+    /// Kernels in the order of their launches; never empty.
     pub kernels: Vec<Kernel>,
     /// From the start of one iteration to the start of the next, alone.
     pub period_ns: u64,
@@ -170,7 +168,7 @@ impl Trace {
         Ok(iteration::last(name, text.rows, text.alone))
     }
 
-    /// It was recorded as one launch.
+    /// Whether the iteration was recorded as one launch.
     pub fn is_graph(&self) -> bool {
         self.kernels.len() > 1 && self.kernels.iter().all(|k| k.launch == 0)
     }

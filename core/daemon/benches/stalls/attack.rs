@@ -30,7 +30,8 @@ pub enum Attack {
     Launches,
     /// Never lets a launch end, and says that as many as its ring holds have yielded.
     InFlight,
-    /// The same beside a high-priority client that becomes busy and idle again and again, in both runs.
+    /// The same, beside a high-priority client that becomes busy and idle again and again; it does so in both
+    /// runs.
     Toggles,
     /// Lets thousands of launches end at once.
     Completions,
@@ -38,7 +39,7 @@ pub enum Attack {
     Held,
     /// Takes tickets and publishes nothing.
     Tickets,
-    /// Each launch is of another kernel.
+    /// Launches another kernel each time.
     Kernels,
     /// Has many threads sleep, many times each, on the words that the core wakes.
     Sleepers,
@@ -50,7 +51,7 @@ pub enum Attack {
     Noise,
     /// Tries to take the pages of its region from under the core.
     Memory,
-    /// Registers and leaves.
+    /// Registers and leaves, again and again.
     Joins,
     /// Connects and says nothing, or the first byte of a frame.
     Silence,

@@ -1,9 +1,10 @@
 //! What an honest client's decisions cost while others attack the core, against the same run in which these are
 //! connected and do nothing: `cargo xtask bench -p tally-core stalls`, as root, on two CPUs or more.
 //!
-//! Attackers that never pause take CPU time from whoever shares their CPU. To measure what they cost the core, and
-//! not that, the dispatch thread and the honest client have the first CPU to themselves (`SCHED_FIFO`, the client with
-//! the higher priority); the attackers, and the core's other threads, have the second. With `shared` none of this is set.
+//! Attackers that never pause take CPU time from everything on their CPU. To measure what they cost the core
+//! without that, the dispatch thread and the honest client have the first CPU to themselves (`SCHED_FIFO`, the
+//! client with the higher priority), and the attackers and the core's other threads have the second. With
+//! `shared`, threads are not placed.
 //!
 //! Runs with and without the attack alternate within one core's life. `--out FILE` writes the rows as JSON.
 
@@ -29,7 +30,7 @@ const LAUNCHES: usize = 1_000;
 const WARM_UP: usize = 100;
 /// Runs with the attack, and as many without.
 const RUNS: usize = 7;
-/// Between two launches of the honest client.
+/// Pause between two launches of the honest client.
 const PAUSE: Duration = Duration::from_micros(200);
 const STRANGER: u32 = 12_345;
 const CPU_OF_CORE: usize = 0;
@@ -70,7 +71,7 @@ fn set_before_all() {
     go_before(rustix::thread::gettid().as_raw_nonzero().get(), 20);
 }
 
-/// The attackers' process.
+/// The process that attacks, on a CPU of its own.
 struct Attackers {
     process: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -118,7 +119,7 @@ struct Honest {
 }
 
 impl Honest {
-    /// As the shim waits.
+    /// Submits a launch and waits as the shim does; returns how long it took, ns.
     fn decide(&mut self, client: &mut Client, spin: Duration) -> u64 {
         let start = now_ns();
         let (ticket, completion) = client.submit();

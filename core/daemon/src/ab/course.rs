@@ -45,7 +45,7 @@ impl Course {
         Course { plane, running, candidates, knowledge, active, spare, kept }
     }
 
-    /// Carry it out.
+    /// Runs the experiment to its end, and returns its report.
     pub(super) async fn run(mut self) -> Report {
         self.begin().await;
         loop {

@@ -37,8 +37,8 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// For the core at this socket, and the last report of the one before it there. What
-    /// cannot be used is said in the log, and does not keep a core from serving.
+    /// Opens the store of the core at this socket, and reads the report that the core before it left. A store
+    /// that cannot be used is logged, and does not keep the core from serving.
     pub fn open(config: &Config, socket: &Path) -> (Keep, Option<Report>) {
         let socket = socket.display().to_string();
         let folder = config.ab.directory.clone();

@@ -1,9 +1,9 @@
 //! A/B tests: the task that carries out what [`tally_ab::Experiment`] says.
 //!
-//! One experiment at a time. It puts the arms active by turns, each block a new
-//! instance that is offered what both arms began with (or, with `carry`, what the same arm
-//! knew at the end of its last block); takes what the dispatch thread measured; and in the end, however it ends, A is active, or B if it is to be promoted.
-//! While it runs nobody else loads a policy.
+//! There is one experiment at a time. It makes the arms active in turns. Each block gets a new instance, which
+//! is offered what both arms began with or, with `carry`, what the same arm knew at the end of its last block.
+//! It takes the samples of the dispatch thread. However it ends, A is active afterwards, or B if it is to be
+//! promoted. While it runs, nobody else can load a policy.
 
 mod course;
 mod keep;
@@ -69,7 +69,7 @@ impl Running {
 pub struct Lab {
     running: RefCell<Option<Rc<Running>>>,
     last: RefCell<Option<Rc<Report>>>,
-    /// Experiments that ended.
+    /// Number of experiments that have ended.
     ended: watch::Sender<u64>,
     /// Where reports are kept for the next run of the core.
     keep: Keep,
@@ -83,7 +83,7 @@ pub enum LabError {
     /// A policy cannot take part.
     #[error("arm {0}: {1}")]
     Policy(Arm, String),
-    /// One runs already, or none does.
+    /// An experiment runs already, there is none, or A is not the active policy.
     #[error("{0}")]
     Conflict(String),
     /// Something did not answer.
@@ -350,7 +350,7 @@ async fn report(running: &Running) -> Report {
     report
 }
 
-/// As an admin request is answered.
+/// The outcome as the answer to an admin request.
 pub fn answer(outcome: Result<Value, LabError>) -> Value {
     let refused = match outcome {
         Ok(ok) => return json!({"ok": ok}),

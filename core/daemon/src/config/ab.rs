@@ -1,4 +1,4 @@
-//! `[ab]`: A/B tests.
+//! The table `[ab]`: what is kept of A/B tests.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -41,7 +41,7 @@ impl Default for Mps {
 }
 
 impl Mps {
-    /// Between two refreshes, if there are to be any.
+    /// Interval between two refreshes; `None` if there are none.
     pub fn refresh(&self) -> Option<Duration> {
         (self.refresh_ms > 0).then(|| Duration::from_millis(self.refresh_ms))
     }

@@ -11,7 +11,7 @@ use tally_contract::limits::STALL_NS;
 pub enum Restore {
     /// The last policy before it that differs from it and was not disabled.
     LastGood,
-    /// The built-in rule, until somebody loads another.
+    /// The built-in rule, until somebody loads a policy.
     BuiltIn,
 }
 
@@ -47,7 +47,7 @@ impl Default for Strikes {
 }
 
 impl Strikes {
-    /// For the engine.
+    /// `stall_ms` for the engine: `u64::MAX` if there is no limit.
     pub fn stall_ns(&self) -> u64 {
         if self.stall_ms == 0 { u64::MAX } else { self.stall_ms * 1_000_000 }
     }

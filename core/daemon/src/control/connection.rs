@@ -17,7 +17,7 @@ fn shut_down(socket: impl AsFd) {
 /// A connection of a peer.
 #[derive(Debug)]
 pub struct Connection {
-    /// There until it ends.
+    /// `None` once the connection has ended.
     stream: Option<Arc<UnixStream>>,
     helper: Helper,
 }
@@ -29,7 +29,7 @@ impl Connection {
         Connection { stream: Some(Arc::new(stream)), helper }
     }
 
-    /// For a helper thread.
+    /// A second reference to the stream, for a helper thread.
     pub fn shared(&self) -> Arc<UnixStream> {
         self.stream.clone().expect("taken only at its end")
     }

@@ -16,7 +16,6 @@ pub enum Kind {
     Connections,
     /// Clients that were refused.
     Refusals,
-    /// Clients that registered.
     Registered,
     /// Clients that left, or were dropped.
     Left,

@@ -46,19 +46,19 @@ const KERNELS_DEFAULT: usize = 20;
 /// What all connections share.
 pub struct Plane {
     pub config: Config,
-    /// Who may what.
+    /// Who may register as high priority, and who may administer the core.
     pub rules: Rules,
-    /// To the dispatch thread.
+    /// Sends requests to the dispatch thread.
     pub control: ControlSender,
     pub registry: RefCell<Registry>,
-    /// Programs that are none.
+    /// Programs that the core does not govern.
     pub ungoverned: RefCell<Ungoverned>,
-    /// Looks for more of them.
+    /// Looks for further programs that are not governed.
     pub looker: Rc<Looker>,
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
     pub lab: crate::ab::Lab,
-    /// What is kept of kernels.
+    /// Profiles of kernels that outlive the core.
     pub profiles: ProfileStore,
     /// The decision log and the shadow.
     pub recordings: Recordings,
@@ -68,7 +68,7 @@ pub struct Plane {
     pub stop: Notify,
     pub started: Instant,
     pub pinned: Option<u32>,
-    /// The machine's GPUs.
+    /// The GPUs that the driver lists; a client may report no other.
     pub gpus: Arc<Gpus>,
     /// One status request at a time.
     pub status_turn: Mutex<()>,
@@ -76,15 +76,15 @@ pub struct Plane {
     pub non_admins_turn: Mutex<()>,
     /// Take, read and close what peers send.
     pub helpers: Helpers,
-    /// What there is room for.
+    /// How many clients and connections there is room for.
     pub room: Room,
-    /// Who has how much of it.
+    /// How many places each user has taken.
     pub places: Places,
-    /// Bounds the log.
+    /// Limits how often lines of a kind are logged.
     pub journal: Journal,
 }
 
-/// Who has how much of the core.
+/// Places for connections, clients and kernels, and who has taken them.
 pub struct Places {
     strangers: Rc<RefCell<Pool>>,
     admins: Rc<RefCell<Pool>>,
@@ -98,7 +98,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// None is taken.
+    /// Places of which none is taken.
     pub fn new(settings: &Admission, room: &Room) -> Self {
         Places {
             strangers: Pool::new(room.strangers, quota::kept_strangers(room)),
@@ -192,7 +192,7 @@ impl Plane {
         peer.foreign.is_none() && self.rules.is_trusted(peer.uid)
     }
 
-    /// Whose quotas count for a peer.
+    /// The quota that a peer's connections count in.
     pub fn user(&self, peer: &Peer) -> User {
         match peer.foreign {
             None => User::Uid(peer.uid),
@@ -206,7 +206,7 @@ impl Plane {
         self.helpers.of(self.user(peer), self.is_trusted(peer))
     }
 
-    /// Those for the core's own sockets.
+    /// The helper threads for the core's own sockets.
     pub fn own_helper(&self) -> Helper {
         self.helpers.of(User::Uid(rustix::process::geteuid().as_raw()), true)
     }
@@ -268,7 +268,7 @@ pub async fn keep(plane: Rc<Plane>, every: Duration) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
     Clients,
-    /// For admin requests.
+    /// Connections for admin requests.
     Admin,
 }
 

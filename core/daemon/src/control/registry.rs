@@ -1,4 +1,4 @@
-//! Who is connected, and who was.
+//! Clients that are connected, and those that left.
 
 use crate::dispatch::snapshot::{ClientNumbers, Snapshot};
 use crate::status;
@@ -23,7 +23,7 @@ impl Dismissal {
         self.notify.notify_one();
     }
 
-    /// Wait for the end.
+    /// Waits until the connection is to be ended, and returns why.
     pub async fn wait(&self) -> &'static str {
         self.notify.notified().await;
         self.why.get()
@@ -34,7 +34,7 @@ impl Dismissal {
 #[derive(Debug)]
 pub enum End {
     Left(String),
-    /// By the core: it broke the protocol.
+    /// The core dropped the client, because it broke the protocol.
     Dropped(&'static str),
 }
 
@@ -47,12 +47,12 @@ impl std::fmt::Display for End {
     }
 }
 
-/// A connected client.
+/// What the control plane keeps of a connected client.
 #[derive(Debug)]
 pub struct Record {
     pub identity: Identity,
     pub since: Instant,
-    /// To end its connection.
+    /// Ends the client's connection.
     pub dismissal: Rc<Dismissal>,
     /// Its figures when they were seen last: what is left of them if it is gone from the dispatch
     /// thread already, which drops clients that misbehave.
@@ -64,7 +64,7 @@ pub struct Record {
 pub struct Registry {
     clients: BTreeMap<u32, Record>,
     departed: VecDeque<Departed>,
-    /// Of those that left, by class.
+    /// Sums over the clients that left, by class.
     left: BTreeMap<Class, Totals>,
     next_id: u32,
 }
@@ -125,7 +125,7 @@ impl Registry {
         self.departed.push_front(status::departed(record.identity, connected_s, reason, numbers));
     }
 
-    /// A connected client.
+    /// The client of this id, if it is connected.
     pub fn get(&self, id: u32) -> Option<&Record> {
         self.clients.get(&id)
     }
@@ -136,7 +136,7 @@ impl Registry {
         has(Class::High) && has(Class::BestEffort)
     }
 
-    /// All connected ones with their figures.
+    /// All connected clients with their figures.
     pub fn clients(&self, s: &Snapshot, mps_asked: bool) -> Vec<ClientStatus> {
         let reasons = s.figures.as_ref().map(|f| &f.reasons[..]).unwrap_or_default();
         let text = |reason: u8| {
@@ -176,7 +176,7 @@ impl Registry {
         self.clients.values().map(|client| client.identity.pid).collect()
     }
 
-    /// Those that left, newest first.
+    /// Clients that left, newest first.
     pub fn departed(&self) -> Vec<Departed> {
         self.departed.iter().cloned().collect()
     }

@@ -33,7 +33,7 @@ pub struct Forgotten {
     pub(super) _cached: (Option<Arc<Loaded>>, Option<Arc<Profiled>>),
 }
 
-/// One of them, under way.
+/// A task that the dispatch thread does bit by bit, between launches.
 pub enum Background {
     Collect {
         done: oneshot::Sender<Piece>,
@@ -47,7 +47,7 @@ pub enum Background {
         at: u32,
         /// Kernels forgotten so far.
         kernels: u32,
-        /// To be dropped elsewhere.
+        /// Freed by the control plane, because it takes long.
         cached: (Option<Arc<Loaded>>, Option<Arc<Profiled>>),
     },
 }

@@ -50,7 +50,7 @@ struct StreamProgress {
 /// What polling a client's ring found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// So many launches.
+    /// Number of launches taken.
     Launches(usize),
     /// It breaks the protocol; serve it no longer.
     Misbehaved(&'static str),
@@ -59,9 +59,9 @@ pub enum Taken {
 /// What looking at a client's completions found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looked {
-    /// A word moved.
+    /// A completion word has moved.
     pub moved: bool,
-    /// So many were looked at.
+    /// Streams that were looked at.
     pub streams: u32,
 }
 
@@ -75,7 +75,7 @@ pub struct Oddities {
 }
 
 pub struct DispatchClient {
-    /// As handed over.
+    /// What the control plane handed over.
     pub link: NewClient,
     /// Answered since its threads were last woken.
     pub touched: bool,
@@ -100,7 +100,7 @@ pub struct DispatchClient {
     pending: u64,
     /// Streams of which a launch was granted since the engine last heard of them.
     dirty: u64,
-    /// Looked at first.
+    /// Stream that the next look begins with, so that all have their turn.
     first_stream: u32,
     /// By its own account, and as the engine was told: see [`Standstill`].
     says_busy: bool,
@@ -225,9 +225,8 @@ impl DispatchClient {
         changed
     }
 
-    /// Ask it, if it is time: a high-priority client whether it is still busy, a
-    /// best-effort one to have the end of its launches reported (its last ones
-    /// before a pause may not be otherwise).
+    /// Ask the client, if it is time: a high-priority one whether it is still busy, a best-effort one to report
+    /// launches that have ended (the last ones before a pause may be unreported).
     pub fn poll_probe(&mut self, now_ns: u64) {
         let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
         if !asked {

@@ -27,35 +27,35 @@ const PENDING_MAX: usize = 1_024;
 pub struct NewClient {
     /// What the engine is told.
     pub info: ClientInfo,
-    /// Its region, read-only.
+    /// The client's region, mapped read-only.
     pub region: Mapped<ClientRegion>,
-    /// Its core region.
+    /// The core's region, which the client maps read-only.
     pub core: Mapped<CoreRegion>,
-    /// It writes, the core reads.
+    /// The client writes it to wake the core.
     pub doorbell: OwnedFd,
     /// What its word on the GPU counts for.
     pub witness: Witness,
-    /// Where to start reading its ring.
+    /// Ticket at which the core begins to read the client's ring.
     pub first_ticket: u64,
     /// What its user may take of the kernel table.
     pub kernels: Arc<KernelShare>,
 }
 
 pub enum Control {
-    /// Serve this client.
+    /// Serve this client from now on.
     Join {
         client: Box<NewClient>,
         /// Told when it is served: it may be welcomed.
         done: oneshot::Sender<()>,
     },
-    /// Forget this client.
+    /// Serve this client no longer.
     Leave {
         id: u32,
         /// Gets its last figures and what must be dropped elsewhere.
         done: oneshot::Sender<Option<Left>>,
     },
     Status {
-        /// At most so many kernels.
+        /// Most kernels that the snapshot lists.
         kernels: usize,
         done: oneshot::Sender<Snapshot>,
     },
@@ -88,14 +88,14 @@ pub enum Control {
     /// Make another policy active.
     SetPolicy {
         policy: Loaded,
-        /// Which it is, for [`Notice::Disabled`].
+        /// Generation of the policy, for [`Notice::Disabled`].
         generation: u64,
         /// Gets the old one, to be dropped elsewhere.
         done: oneshot::Sender<Retired>,
     },
     /// Let somebody read along what reaches the policy.
     Tap {
-        /// The way there.
+        /// Where the records go.
         tap: Box<Tap>,
         /// Told when it is in.
         done: oneshot::Sender<()>,
@@ -109,7 +109,7 @@ pub enum Control {
     Drain {
         /// Wait at most so long for the rings to empty.
         within: Duration,
-        /// Whether they did.
+        /// Gets whether the rings became empty.
         done: oneshot::Sender<bool>,
     },
 }
@@ -117,7 +117,7 @@ pub enum Control {
 /// A client that is no longer served. Dropping it unmaps and closes things,
 /// which takes long enough to be done off the dispatch thread.
 pub struct Left {
-    /// Its last figures.
+    /// Its figures when it left.
     pub numbers: ClientNumbers,
     pub(super) _client: Box<super::client::DispatchClient>,
 }
@@ -128,7 +128,7 @@ pub struct Retired {
 }
 
 impl Retired {
-    /// Its last figures.
+    /// Its figures when it was replaced; `None` for the built-in rule.
     pub fn figures(&self) -> Option<PolicyStatus> {
         self.policy.figures()
     }
@@ -141,7 +141,7 @@ pub enum Notice {
     Misbehaved { id: u32, why: &'static str },
     /// The active policy failed too often: the built-in rule serves.
     Disabled {
-        /// Which it was.
+        /// Generation of that policy.
         generation: u64,
     },
 }
@@ -152,7 +152,7 @@ pub enum AskError {
     /// Too many requests wait.
     #[error("the core is busy: too many control requests wait")]
     Busy,
-    /// It is stopping.
+    /// The dispatch thread has ended, or is about to.
     #[error("the core is stopping")]
     Gone,
 }

@@ -66,7 +66,7 @@ impl Default for SwapPause {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCost {
     pub calls: u64,
-    /// The longest, ns.
+    /// Time of the longest of them, ns.
     pub ns_max: u64,
 }
 

@@ -17,7 +17,7 @@ pub const REQUESTS_IN_A_TURN: usize = REQUESTS_MAX;
 /// A dispatch loop without a thread.
 pub struct Harness {
     dispatch: Dispatch,
-    /// As the control plane has it.
+    /// Sends requests, as the control plane does.
     pub control: ControlSender,
     /// What the loop noticed.
     pub notices: mpsc::Receiver<Notice>,

@@ -27,9 +27,9 @@ const NEW_MAX: usize = 16_384;
 pub struct KernelShare {
     taken: AtomicU32,
     most: u32,
-    /// Of the user's clients together, too.
+    /// What the user's clients together have had in this pass.
     pub pass: UserPass,
-    /// That of all those together for whom nothing is kept.
+    /// The share of all users together for whom nothing is reserved; `None` for others.
     all: Option<Arc<KernelShare>>,
 }
 
@@ -78,7 +78,7 @@ impl KernelShares {
         KernelShares { user_max, others, of: BTreeMap::new() }
     }
 
-    /// That of a user, for one client more.
+    /// The share of a user, for one more client.
     pub fn of(&mut self, user: User, is_trusted: bool) -> Arc<KernelShare> {
         if let Some(share) = self.of.get(&user).and_then(Weak::upgrade) {
             return share;
@@ -130,7 +130,7 @@ fn transformation_of(word: u32) -> Transformation {
     }
 }
 
-/// Of one client.
+/// Finds the engine's ids of one client's kernels.
 pub struct KernelCache {
     names: Vec<Option<Box<(String, u128)>>>,
     /// The standard hasher would be a twentieth of a decision. This one's seed is not made to withstand whoever
@@ -142,12 +142,12 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
-    /// Of a client whose user has this share.
+    /// Empty, for a client whose user has this share of the engine's table.
     pub fn new(share: Arc<KernelShare>) -> Self {
         KernelCache { names: Vec::new(), ids: HashMap::default(), held: Vec::new(), share }
     }
 
-    /// The client left.
+    /// Gives back what the client held of the engine's table. For when it has left.
     pub fn release(&mut self, engine: &mut Engine) {
         let held = std::mem::take(&mut self.held);
         self.share.give_back(held.len() as u32);

@@ -20,7 +20,7 @@ impl Latency {
         )
     }
 
-    /// Add a sample.
+    /// Adds a sample; one beyond the histogram's range counts as its maximum.
     pub fn record(&mut self, ns: u64) {
         self.0.saturating_record(ns);
     }

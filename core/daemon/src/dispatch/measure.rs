@@ -41,7 +41,7 @@ pub struct Measuring {
 }
 
 impl Measuring {
-    /// Whether anything is.
+    /// Whether an A/B test measures now.
     pub fn is_on(&self) -> bool {
         self.sample.is_some()
     }

@@ -65,8 +65,8 @@ use tokio::sync::{mpsc, oneshot};
 const NOTICES_MAX: usize = 256;
 /// Requests of the control plane taken in one pass.
 const REQUESTS_MAX: usize = 16;
-/// Clients are told this often at most how many there are: each who is told wakes up, and who comes and goes is
-/// whoever may connect.
+/// Shortest time between two reports to clients of how many there are. Each report wakes every client, and
+/// anybody who may connect can cause one.
 const NEIGHBOURS_NS: u64 = 100_000_000;
 
 /// The engine, with the policy that it owns.
@@ -92,19 +92,19 @@ enum Turn {
 struct Dispatch {
     settings: Settings,
     engine: Engine,
-    /// By rising id.
+    /// In rising order of their ids.
     #[expect(clippy::vec_box, reason = "moved out whole when one leaves, and 3 KiB each")]
     clients: Vec<Box<DispatchClient>>,
     control: ControlReceiver,
     notices: mpsc::Sender<Notice>,
     parker: Parker,
     actions: Vec<Action>,
-    /// Of the active policy.
+    /// Generation of the active policy.
     generation: u64,
-    /// Its being disabled was noticed.
+    /// The control plane has been told that the active policy is disabled.
     noticed: bool,
     swap_pause: SwapPause,
-    /// Of those before it.
+    /// Fault costs of the policies before the active one.
     fault_cost: FaultCost,
     recorder: Recorder,
     decision: Latency,
@@ -114,9 +114,9 @@ struct Dispatch {
     status: Option<Job>,
     background: Option<Background>,
     draining: Option<Draining>,
-    /// Of clients dropped of which the control plane has not heard: it closes their connections.
+    /// Notices about dropped clients that the control plane has not heard of yet; it closes their connections.
     dropped: Vec<Notice>,
-    /// Whose turn it is.
+    /// Clients that the next pass begins with.
     order: Order,
     /// Passes until all streams were looked at.
     looks_left: u32,
@@ -126,7 +126,7 @@ struct Dispatch {
     last_active_ns: u64,
     last_progress_ns: u64,
     next_heartbeat_ns: u64,
-    /// Of those within a pass, by the clock and not by the time of the pass.
+    /// When the next heartbeat within a pass is due, by the clock and not by the time of the pass, ns.
     next_beat_ns: u64,
     turns: u64,
     parks: u64,
@@ -187,7 +187,7 @@ impl Dispatch {
         }
     }
 
-    /// All that is due now, once.
+    /// Does once all that is due now.
     fn turn(&mut self, now: u64) -> Turn {
         self.turns += 1;
         self.engine.begin_pass();
@@ -224,7 +224,7 @@ impl Dispatch {
         if spins { Turn::Busy } else { Turn::Idle }
     }
 
-    /// The active policy.
+    /// The active policy, or the built-in rule.
     fn policy(&self) -> &Loaded {
         self.engine.policy().inner()
     }

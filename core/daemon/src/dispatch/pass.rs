@@ -4,7 +4,7 @@ use super::Dispatch;
 use super::client::Taken;
 use super::share::{Rotation, Share};
 
-/// Whose turn comes first.
+/// Clients that the next pass begins with, for each kind of work.
 #[derive(Default)]
 pub(super) struct Order {
     completions: Rotation,

@@ -18,7 +18,7 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// For whoever acts after so long without a launch: exact to a quarter of it.
+    /// For a caller that acts after `after_ns` without a launch; exact to a quarter of it.
     pub fn new(after_ns: u64) -> Self {
         Launches { every_ns: after_ns / 4, next_ns: 0, seen: 0 }
     }
@@ -33,7 +33,7 @@ impl Launches {
     }
 }
 
-/// Of one client.
+/// When to probe one client next: sooner while it launches, later while it does not.
 #[derive(Debug)]
 pub struct Probe {
     after_ns: u64,
@@ -62,7 +62,7 @@ impl Probe {
         true
     }
 
-    /// It became busy.
+    /// The client became busy, or has launched: the pause begins again.
     pub fn restart(&mut self, now_ns: u64, launches: u64) {
         self.launches = launches;
         self.pause_ns = self.after_ns;

@@ -17,7 +17,7 @@ pub struct ProfileCache {
 }
 
 impl ProfileCache {
-    /// With what was found on disk.
+    /// A cache of the profiles that were found on disk.
     pub fn new(loaded: Arc<Loaded>) -> Self {
         ProfileCache { loaded: Some(loaded), device: None, profiled: None }
     }

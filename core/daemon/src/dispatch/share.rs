@@ -14,7 +14,7 @@ use tally_contract::limits::{
     PASS_SUBMISSIONS_MAX, PASS_WAKES_USER_MAX,
 };
 
-/// Of one client in a pass.
+/// What is done for one client in a pass, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Launches taken from its ring.
@@ -26,7 +26,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Of so many clients: a pass is to take about as long with many of them as with few.
+    /// The share of each of this many clients: a pass takes about as long with many clients as with few.
     pub fn of(clients: usize) -> Self {
         let part = |all: usize, most: usize| (all / clients.max(1)).clamp(2, most);
         Share {
@@ -73,7 +73,7 @@ impl UserPass {
         }
     }
 
-    /// So much of it was used.
+    /// Counts this as used in the present pass.
     pub fn used(&self, share: Share) {
         add(&self.submissions, share.submissions as u32);
         add(&self.completions, share.completions as u32);

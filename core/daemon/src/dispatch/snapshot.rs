@@ -44,7 +44,7 @@ pub struct ShimCounts {
     pub lingered: u64,
     pub sliced_by_offset: u64,
     pub graph_nodes_transformed: u64,
-    /// Of the latest times from being asked to yield until it had, ns.
+    /// Median of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
     pub turnaround_p99_ns: u64,
     pub busy: bool,
@@ -93,15 +93,15 @@ impl ReportWords {
 #[derive(Clone, Copy, Debug)]
 pub struct ClientNumbers {
     pub id: u32,
-    /// The engine's counts.
+    /// What the engine counted for this client.
     pub stats: ClientStats,
     /// The engine's view of it now.
     pub state: ClientState,
-    /// When that was, ns.
+    /// When `state` was read, monotonic ns.
     pub read_ns: u64,
-    /// The shim's counts.
+    /// What the client's shim counted.
     pub shim: ShimCounts,
-    /// The shim's report.
+    /// What the client's shim reports of its mechanisms.
     pub report: ReportWords,
     pub oddities: Oddities,
     /// High priority: how often it was busy for too long without a launch.
@@ -189,7 +189,7 @@ pub struct KernelNumbers {
     pub mean_ns: u64,
     /// 99th percentile of the recent ones, ns.
     pub p99_ns: u64,
-    /// It never ran alone: see [`Profile`](tally_engine::profile::Profile).
+    /// The kernel never ran alone: see [`Profile`](tally_engine::profile::Profile).
     pub contended: bool,
     /// Whether it can be transformed.
     pub transformation: Transformation,
@@ -205,11 +205,11 @@ pub struct Snapshot {
     pub figures: Option<PolicyStatus>,
     /// How long changes of policy kept decisions waiting.
     pub swap_pause: SwapPauseUs,
-    /// What faults did.
+    /// How long calls that failed took.
     pub fault_cost: FaultCost,
     /// From submission seen to answered, launches answered at once.
     pub decision: Quantiles,
-    /// The same for launches that were held or found the window full.
+    /// Time from submission seen to answered, of launches that were held or found the window full.
     pub held: Quantiles,
     /// High-priority work on the GPU now.
     pub high_busy: bool,

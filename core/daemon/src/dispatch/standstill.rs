@@ -1,10 +1,11 @@
 //! High-priority clients that are busy and get nowhere.
 //!
-//! Best effort is held, and yields, while high-priority work is on the GPU. If that work waits in turn for
-//! something of best effort's (an answer of another program, or, under MPS, whatever the driver and the GPU do not keep apart
-//! there), or its program was stopped in the middle of a request, nobody would ever go on. So who has launched nothing for long, and is still busy, counts as idle until it launches again.
+//! Best-effort work is held, and yields, while high-priority work is on the GPU. That work may itself wait for
+//! best-effort work: for an answer of another program or, under MPS, for something that the driver and the GPU
+//! do not keep apart. Or its program may be stopped in the middle of a request. Then nothing would ever go on.
+//! So a high-priority client that is busy but has not launched for long counts as idle until its next launch.
 
-/// Of one client.
+/// Since when one client has made no progress, and how often it was given up.
 #[derive(Debug, Default)]
 pub struct Standstill {
     /// Launches and periods of activity when it was last seen to get on.

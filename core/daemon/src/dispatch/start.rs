@@ -28,9 +28,9 @@ pub struct Settings {
 
 /// A running dispatch thread.
 pub struct Handle {
-    /// To ask things of it.
+    /// Sends requests to the thread.
     pub control: ControlSender,
-    /// What it noticed.
+    /// What the thread reports by itself.
     pub notices: mpsc::Receiver<Notice>,
     /// Ends with it; an error is a panic's message.
     pub ended: oneshot::Receiver<()>,

@@ -31,7 +31,7 @@ impl Candidate {
         self.program.digest()
     }
 
-    /// Where it comes from.
+    /// Files that the policy was loaded from.
     pub fn source(&self) -> &Source {
         &self.source
     }

@@ -1,6 +1,5 @@
-//! Which policies were active, why each came and went, and what is kept of them to
-//! put one back: the compiled component and the text of its configuration, so that it
-//! does not matter what became of the files.
+//! Which policies were active, why each was loaded and unloaded, and what is kept of them to put one back: the
+//! compiled component and the text of its configuration, so that it does not matter what became of the files.
 
 use super::Source;
 use crate::status;
@@ -9,7 +8,7 @@ use tally_admin::{Disabled, LastDisabled, LoadedBecause, PolicyRecord, UnloadedB
 use tally_contract::limits::{POLICIES_KEPT_MAX, POLICY_RECORDS_MAX};
 use tally_wasm_host::{Compiled, PolicyStatus, Saved};
 
-/// Disabled ones remembered.
+/// Disabled policies that are remembered.
 const DISABLED_MAX: usize = 32;
 
 fn because(next: LoadedBecause) -> UnloadedBecause {
@@ -27,10 +26,10 @@ fn because(next: LoadedBecause) -> UnloadedBecause {
 /// What it takes to put a policy back.
 #[derive(Clone)]
 pub struct Kept<P = Compiled> {
-    /// Which it was.
+    /// Its generation when it was active.
     pub generation: u64,
     pub same_as_generation: u64,
-    /// Where it came from.
+    /// Files that the policy was loaded from.
     pub source: Source,
     pub program: P,
     pub config_text: String,
@@ -91,13 +90,12 @@ pub enum NoWayBack {
          is kept, `tallyctl policy load` loads another"
     )]
     Nothing,
-    /// It never was, or is too old.
+    /// The generation never existed, or is too old.
     #[error(
         "generation {0} is not kept: `tallyctl policy history` shows which are (those of the last \
          {POLICIES_KEPT_MAX} different policies)"
     )]
     NotKept(u64),
-    /// It is active.
     #[error("generation {0} is active already")]
     Active(u64),
 }
@@ -139,7 +137,7 @@ impl<P: Clone> History<P> {
         self.trim();
     }
 
-    /// It was disabled.
+    /// The policy of this generation was disabled.
     pub fn disabled(&mut self, generation: u64, how: Disabled) {
         let Some(entry) = self.entry_mut(generation) else { return };
         entry.record.disabled = Some(how);

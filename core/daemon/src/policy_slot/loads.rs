@@ -17,7 +17,7 @@ use tokio::sync::{MutexGuard, Notify};
 /// What stopped a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A later one.
+    /// A later load took its place.
     Load,
     Rollback,
 }
@@ -33,7 +33,7 @@ impl fmt::Display for By {
 
 #[derive(Default)]
 pub struct Loads {
-    /// Of the latest one.
+    /// Number of the latest load.
     number: Cell<u64>,
     /// What stopped the one before it.
     by: Cell<Option<By>>,
@@ -79,7 +79,7 @@ impl Loads {
 }
 
 impl Loading<'_> {
-    /// Stops its compilation.
+    /// The handle that stops the load's compilation.
     pub fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }

@@ -37,7 +37,7 @@ pub enum FileError {
     Owned(#[from] OwnedError),
     #[error("it has version {0} of the format and this release reads {VERSION}")]
     Version(u64),
-    /// Not as written.
+    /// A line that the core would not have written.
     #[error("line {line} is damaged ({message})")]
     Corrupt { line: usize, message: String },
 }
@@ -283,8 +283,8 @@ fn kernel_line(key: &KernelKey, f: &Figures) -> KernelLine {
     }
 }
 
-/// As bytes, at most `bytes_max`: the kernels with the least measured time are left
-/// out beyond it.
+/// The file's content, at most `bytes_max` bytes: beyond it the kernels with the least measured time are left
+/// out.
 fn encode(device: &Device, profiled: &Profiled, bytes_max: usize) -> std::io::Result<Vec<u8>> {
     const HEADER_BYTES_MAX: usize = 512;
     let room = bytes_max.saturating_sub(HEADER_BYTES_MAX);

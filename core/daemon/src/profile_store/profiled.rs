@@ -17,12 +17,11 @@ pub struct Device {
     /// Its UUID, two little-endian words.
     pub uuid: [u64; 2],
     pub sm_count: u32,
-    /// CUDA driver version.
     pub driver_version: u32,
 }
 
 impl Device {
-    /// As a client reports it; `None` before its first launch, or if it has no UUID.
+    /// The device that a client reports; `None` before its first launch, or if it has no UUID.
     pub fn of(report: &Report) -> Option<Self> {
         // Written last.
         let sm_count = report.sm_count.load(Acquire);
@@ -50,7 +49,7 @@ pub struct FormFigures {
 /// A kernel's measured times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Launches measured whole.
+    /// Measured launches that ran whole.
     pub count: u64,
     pub mean_ns: u64,
     /// What the next was expected to take.
@@ -134,7 +133,7 @@ impl From<&Profile> for News {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profiled {
     kernels: HashMap<KernelKey, Figures>,
-    /// By image, then by name.
+    /// Reasons by image, then by the kernel's name.
     verdicts: HashMap<u128, BTreeMap<String, TransformRefusal>>,
 }
 
@@ -158,7 +157,7 @@ impl Profiled {
         self.verdicts.get(&image)?.get(name).copied()
     }
 
-    /// Kernels with figures.
+    /// Kernels with measured times.
     pub fn kernels(&self) -> impl ExactSizeIterator<Item = (&KernelKey, &Figures)> {
         self.kernels.iter()
     }

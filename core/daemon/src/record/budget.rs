@@ -1,7 +1,7 @@
 //! How much of one CPU a shadow may use: by the time that its thread ran, not by the
 //! clock, so that a busy machine does not count against it.
 
-/// So much may be used at once after a pause.
+/// CPU time that may be used at once after a pause, ns.
 const BURST_NS: u64 = 20_000_000;
 /// Beyond its share for so long although decisions are left out: events do not fit.
 const OVER_NS_MAX: u64 = 5_000_000_000;

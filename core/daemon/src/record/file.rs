@@ -1,7 +1,7 @@
 //! Recording into a file.
 //!
-//! The file is one that a peer opened, with its own rights, or one that the core makes anew in its folder of logs, for
-//! its own user only (0600). The core opens no path that it is told.
+//! The file is opened by a peer, with the peer's rights, or made by the core in its folder of logs, for its own
+//! user only (0600). The core opens no path that a peer names.
 
 use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
@@ -32,7 +32,7 @@ pub struct Request {
     pub for_ms: Option<u64>,
     /// End at this size; none: `log.bytes_max`.
     pub bytes_max: Option<u64>,
-    /// Also completions that the policy does not ask for.
+    /// Whether to record completions that the policy does not ask for, too.
     pub completions: bool,
 }
 
@@ -76,9 +76,9 @@ pub struct FileRecording {
     wish: Wish,
 }
 
-/// A new file.
+/// A file that has just been made, empty.
 pub struct New {
-    /// There until it is written to.
+    /// `None` once the writing thread has taken it.
     file: Option<File>,
     path: PathBuf,
     /// Closes it if it is a peer's.
@@ -108,7 +108,7 @@ pub fn create(path: &Path) -> std::io::Result<New> {
     Ok(New { file: Some(file), path: path.into(), helper: None })
 }
 
-/// The same, with a number behind the name if it is there.
+/// Makes a new file; if `path` exists, a number is added to its name.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -212,7 +212,7 @@ impl FileRecording {
         Ok(FileRecording { id, path, started_unix_s: now_unix_s(), progress, wish })
     }
 
-    /// Of its tap.
+    /// Id of the tap that the recording reads.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -226,12 +226,12 @@ impl FileRecording {
         self.wish.clone()
     }
 
-    /// Its file is not complete yet.
+    /// Whether the file is still being written.
     pub fn is_running(&self) -> bool {
         !self.progress.over.load(Acquire)
     }
 
-    /// Why it will have ended.
+    /// Notes why the recording ends; the first reason stands.
     pub fn end(&self, why: &str) {
         self.progress.end(why);
     }
@@ -255,7 +255,7 @@ impl FileRecording {
 
 struct Writing {
     writer: Writer<BufWriter<File>>,
-    /// The same file, to see what of it is there.
+    /// A second handle of the file, to see how much of it is there.
     written: File,
     reader: TapReader,
     progress: Arc<Progress>,

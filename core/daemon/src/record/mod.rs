@@ -35,10 +35,9 @@ pub(crate) const NAP: Duration = Duration::from_millis(2);
 /// Why nothing is recorded, or compared.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// One at a time.
+    /// A recording, or a shadow, runs already; there is one of each at a time.
     #[error("{0}")]
     Running(String),
-    /// Nothing to stop.
     #[error("{0}")]
     NotRunning(&'static str),
     /// The request makes no sense, or its file cannot be had.
@@ -60,7 +59,7 @@ pub struct Recordings {
     file: RefCell<Option<FileRecording>>,
     shadow: RefCell<Option<Shadow>>,
     taps: Cell<u64>,
-    /// Between two starts: the dispatch thread is asked meanwhile.
+    /// Held while a recording or a shadow is started, because the dispatch thread is asked meanwhile.
     busy: tokio::sync::Mutex<()>,
 }
 
@@ -78,7 +77,7 @@ fn header(config: &Config) -> Header {
     }
 }
 
-/// Options of a recording that begins in mid-run.
+/// Options of a recording that begins while the core runs.
 fn options(config: &Config, request: &Request) -> TapOptions {
     let ring_bytes = (config.log.ring_kib as usize) << 10;
     TapOptions { ring_bytes, completions: request.completions, from_start: false, state: true }

@@ -57,7 +57,7 @@ impl Component {
         Ok(Component { compiled, path, config, first })
     }
 
-    /// A new instance.
+    /// An instance: at first the one that was started to check the component.
     fn instance(&mut self) -> Result<Box<dyn Policy + Send>, String> {
         let policy = match self.first.take() {
             Some(first) => first,
@@ -142,7 +142,7 @@ impl Shadow {
         Ok(Shadow { id, path, progress })
     }
 
-    /// Of its tap.
+    /// Id of the tap that the shadow reads.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -151,12 +151,12 @@ impl Shadow {
         &self.path
     }
 
-    /// Its thread has not ended.
+    /// Whether the shadow's thread still runs.
     pub fn is_running(&self) -> bool {
         !self.progress.over.load(Relaxed)
     }
 
-    /// Why it will have ended.
+    /// Notes why the shadow ends; the first reason stands.
     pub fn end(&self, why: &str) {
         self.progress.end(why);
     }

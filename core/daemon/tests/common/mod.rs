@@ -41,12 +41,12 @@ pub fn policy(name: &str) -> PathBuf {
 /// The rest of the configuration of a core that serves by the built-in rule.
 pub const BUILT_IN: &str = "[policy]\nrequired = false\nfile = \"/nonexistent/policy.wasm\"\n";
 
-/// A core process.
+/// A running `tally-core`, with the folder of its sockets.
 pub struct Core {
     pub dir: tempfile::TempDir,
-    /// Where clients register.
+    /// Path of the socket where clients register.
     pub socket: PathBuf,
-    /// Where admin requests are taken.
+    /// Path of the socket that takes admin requests.
     pub admin: PathBuf,
     child: Child,
 }
@@ -182,7 +182,7 @@ pub fn admin(socket: &Path, request: &Value) -> Option<Value> {
     admin_with(socket, request, &files_of(request))
 }
 
-/// The same with these files.
+/// Sends an admin request with these files.
 pub fn admin_with(
     socket: &Path,
     request: &Value,
@@ -384,7 +384,7 @@ impl Client {
         slot.done.store(completion, SeqCst);
     }
 
-    /// Submit, wait, complete.
+    /// Submits a launch, waits for its answer and completes it.
     pub fn launch(&mut self) -> Answer {
         let (ticket, completion) = self.submit();
         // One started under a lease has no answer to wait for: the lease may be

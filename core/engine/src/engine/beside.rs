@@ -4,7 +4,7 @@
 #[derive(Debug, Default)]
 pub(super) struct Beside {
     active: u32,
-    /// When two or more last were.
+    /// When two or more clients last had work at once, ns.
     last_ns: Option<u64>,
 }
 

@@ -7,7 +7,7 @@ use crate::policy::{Class, ClientId, Completion, Event, Form, Policy, Subscripti
 /// Launches looked at beyond those that one call may end. Those that are done share the time; a client may have thousands.
 const LOOKED_AHEAD: usize = 256;
 
-/// What [`Engine::progress_some`] did.
+/// Result of one [`Engine::progress_some`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Launches that have ended.

@@ -48,7 +48,7 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    /// When a hold becomes a stall.
+    /// When a hold becomes a stall, ns; `None` while the GPU is busy.
     pub(super) fn next_stall_ns(&self) -> Option<u64> {
         Some(self.idle_since_ns?.saturating_add(self.config.policy_stall_ns))
     }

@@ -7,7 +7,7 @@ use crate::policy::{ClientId, Policy};
 /// What a client's launches meet now; for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientState {
-    /// Its launches are not decided.
+    /// The client is ungated: its launches start without a decision.
     pub ungated: bool,
     /// Why the policy last decided as it did, by its own table; 0: no reason.
     pub reason: u8,
@@ -18,9 +18,9 @@ pub struct ClientState {
     pub in_flight: u64,
     /// GPU time that they count in the window.
     pub in_flight_ns: u64,
-    /// It has been asked to yield.
+    /// The client has been asked to yield.
     pub yielded: bool,
-    /// What its next launch waits for, or the launch that stands aside; `None`: nothing waits.
+    /// What its next launch waits for, or that a launch under way yields; `None`: nothing waits.
     pub waits_for: Option<WaitsFor>,
 }
 
@@ -34,9 +34,9 @@ pub enum WaitsFor {
     },
     /// Held while there is no high-priority work.
     Policy { until_ns: u64 },
-    /// Its in-flight window is full.
+    /// The client's in-flight window is full.
     Window,
-    /// A launch under way has been asked to stand aside.
+    /// A launch under way has been asked to yield.
     Yielding,
     /// Its launch has not been decided yet.
     Decision,

@@ -15,7 +15,7 @@ impl Samples {
         self.pushed += 1;
     }
 
-    /// The same time `count` times.
+    /// A ring that holds the same time `count` times, if there is room.
     pub fn repeated(ns: u64, count: u64) -> Self {
         let mut samples = Samples::default();
         (0..count.min(RECENT_SAMPLES as u64)).for_each(|_| samples.push(ns));
@@ -57,7 +57,7 @@ impl Samples {
         latest[n.saturating_sub(1) / 2]
     }
 
-    /// Median of all.
+    /// Median of the ring; the lower one of two, 0 if it is empty.
     pub fn median_ns(&self) -> u64 {
         self.median_of_ns(RECENT_SAMPLES)
     }

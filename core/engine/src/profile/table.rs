@@ -6,7 +6,7 @@ use crate::policy::KernelId;
 use std::collections::VecDeque;
 use tally_contract::limits::KERNELS_MAX;
 
-/// No kernel's id.
+/// Marks a place in the table that no kernel has.
 pub(super) const VACANT: KernelId = KernelId::MAX;
 /// Times that a place is given anew before its ids begin again.
 const GENERATIONS: u32 = 0xffff;
@@ -18,7 +18,7 @@ pub(super) fn place(kernel: KernelId) -> usize {
     kernel as usize % KERNELS_MAX
 }
 
-/// Which places can be given.
+/// Places of the table that can be given to a kernel.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     /// The longest free one first.
@@ -63,7 +63,7 @@ impl Profiles {
         Some(id)
     }
 
-    /// The same for a client, which holds it until [`Profiles::release`].
+    /// The id of a kernel for a client, which holds it until [`Profiles::release`].
     pub fn hold(&mut self, key: &KernelKey) -> Option<KernelId> {
         let id = self.intern(key)?;
         self.list[place(id)].holders += 1;

@@ -90,7 +90,7 @@ struct Survey {
 }
 
 impl Survey {
-    /// Of a graph that is launched in `context`.
+    /// Reads a graph that is launched in `context`.
     fn of(graph: Ptr, context: usize) -> Result<Self, Reason> {
         let nodes = nodes_of(graph)?;
         let kernels =
@@ -216,13 +216,13 @@ fn allowed(parts: usize, solo: usize) -> Result<(), Reason> {
 /// A copy of a graph as it was instantiated.
 #[derive(Debug)]
 pub struct GraphCopy {
-    /// Where it lives.
+    /// The context that its driver objects live in.
     pub home: Arc<Home>,
     /// Kernel nodes, those in child graphs included.
     pub kernel_nodes: u32,
     pub nodes: usize,
     flags: u64,
-    /// Those that could be launched by themselves.
+    /// Nodes whose kernels could be launched by themselves.
     solo: Vec<solo::Node>,
     /// Destroyed unless its context was.
     graph: ManuallyDrop<Graph>,
@@ -415,7 +415,7 @@ fn take_out(nodes: &[Ptr]) -> Result<(), Reason> {
 #[derive(Debug)]
 pub struct Parts {
     home: Arc<Home>,
-    /// In the order to launch them.
+    /// Steps in the order in which they are launched.
     pub steps: Vec<Step>,
 }
 
@@ -452,7 +452,7 @@ impl Event {
         Ok(Event { home: home.clone(), handle: event as usize })
     }
 
-    /// Where it lives.
+    /// The context that the event lives in.
     pub fn home(&self) -> &Home {
         &self.home
     }

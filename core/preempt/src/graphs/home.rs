@@ -18,7 +18,7 @@ pub fn reset() {
     HOMES.reset(Vec::new());
 }
 
-/// All of them that anything is in.
+/// All homes that still have driver objects in them.
 static HOMES: Locked<Vec<Weak<Home>>> = Locked::new(Vec::new());
 
 /// What the shim has made in a context so far. Not of a later context with the same handle.
@@ -35,7 +35,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Of the calling thread.
+    /// A home in the context of the calling thread.
     pub(crate) fn current() -> Result<Arc<Self>, Reason> {
         match driver().current_context() {
             0 => Err(Reason::NoContext),
@@ -43,7 +43,7 @@ impl Home {
         }
     }
 
-    /// Of a context.
+    /// A new home in this context, which [`homes_of`] will find.
     pub fn new(context: usize) -> Arc<Self> {
         let home = Arc::new(Home { context, gone: AtomicBool::new(false) });
         HOMES.with(|all| {

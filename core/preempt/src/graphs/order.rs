@@ -10,8 +10,9 @@
 //! - behind a whole launch on another stream, or one that nobody saw, the launch is whole: the
 //!   driver orders those.
 //!
-//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was issued), whole
-//! ones and ungated ones too, and from one to the other no other thread launches it.
+//! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was
+//! issued), whole launches and those of ungated clients included. From one call to the other no other thread
+//! launches that exec.
 
 use super::TABLE;
 use super::reason::Reason;
@@ -28,7 +29,7 @@ static DESTROYED: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Last {
     Never,
-    /// On this stream.
+    /// Launched last on this stream.
     On {
         stream: Identity,
         /// Streams destroyed until then: a handle may be another stream's now.
@@ -80,7 +81,7 @@ pub fn stream_destroyed() {
 pub struct Launching {
     exec: usize,
     stream: usize,
-    /// It may be made in parts.
+    /// Whether this launch may be made in parts.
     pub may_be_in_parts: bool,
     /// `None`: the exec is not kept.
     held: Option<ArcHeld>,

@@ -17,7 +17,7 @@ pub enum Reason {
     TooManyNodes(usize),
     /// Fewer than two nodes with kernels: nothing to divide between.
     OneKernel,
-    /// It allocates or frees memory.
+    /// Its nodes allocate or free memory.
     Memory,
     /// It has conditional nodes.
     Conditional,
@@ -35,7 +35,7 @@ pub enum Reason {
     ProgrammaticEdges,
     /// Its kernel nodes may be changed by kernels.
     DeviceUpdatable,
-    /// It may be launched by kernels.
+    /// Kernels may launch the graph.
     DeviceLaunch,
     /// It has kernels of several contexts.
     SeveralContexts,
@@ -47,7 +47,7 @@ pub enum Reason {
     CloneRefused(CuResult),
     /// A copy did not have its original's attributes.
     AttributesLost,
-    /// Its dependencies make no order.
+    /// Its dependencies have a cycle or name unknown nodes.
     NoOrder,
     /// There was no context to make it in.
     NoContext,

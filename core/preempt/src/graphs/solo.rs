@@ -1,10 +1,9 @@
 //! Kernels of a graph that are launched by themselves, in a transformed form.
 //!
-//! Between two parts of a chain others get in; within a kernel node they do not, however long it is.
-//! So a kernel that has a transformed form is taken out of its part, and goes between two parts as a
-//! launch of its own would. Which have one is what the policy wished for when the kernel was launched
-//! outside of a graph, as programs do before they record one: those, in grids of at least half of the
-//! blocks that they had then.
+//! Other clients' work can run between two parts of a chain, but not within a kernel node, however long it is.
+//! So a kernel that has a transformed form is taken out of its part and launched by itself between two parts. A
+//! kernel has a transformed form if the policy asked for one when the kernel was launched outside of a graph,
+//! as programs do before they record one. It must also have at least half of the blocks that it had then.
 //!
 //! A node's attributes are its own: those that its kernel can be launched with by itself go with it ([`hints`]), and a
 //! node with others stays in its part ([`stays`]). What a node does not say, its launch has from the stream.
@@ -30,7 +29,7 @@ pub const SOLO_MAX: usize = 16;
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
-    /// Its handle there.
+    /// Its handle in the kept graph.
     pub handle: usize,
     function: usize,
     grid: [u32; 3],
@@ -47,7 +46,7 @@ pub struct Solo {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    /// Its node's, that are only hints.
+    /// Attributes of its node that are only hints.
     attributes: Vec<LaunchAttribute>,
     /// The parameters, as they lie in memory.
     parameters: Vec<u8>,
@@ -139,7 +138,7 @@ fn hints(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
 }
 
 impl Node {
-    /// Of a graph of ours, in `context`. `None`: its kernel always stays in the graph.
+    /// Reads a kernel node of a copied graph in `context`. `None`: its kernel always stays in the graph.
     pub fn of(handle: Ptr, context: usize) -> Option<Self> {
         let params = read(handle)?;
         // A graph may have kernels of several devices.
@@ -175,7 +174,7 @@ impl Node {
     }
 }
 
-/// Those of `nodes` that are to be launched by themselves now.
+/// The nodes whose kernels are to be launched by themselves now.
 pub fn wanted(nodes: &[Node], ready: &Ready) -> Vec<usize> {
     if ready.is_empty() {
         return Vec::new();

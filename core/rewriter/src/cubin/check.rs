@@ -15,7 +15,7 @@ pub enum CheckError {
     /// One of the two cannot be read.
     #[error("the {which} cannot be read")]
     Unreadable {
-        /// Which of the two.
+        /// What cannot be read, as a noun.
         which: &'static str,
     },
     /// The file's headers, its segments or its list of sections or symbols differ.
@@ -26,10 +26,10 @@ pub enum CheckError {
     Section { section: String, what: &'static str },
 }
 
-/// Whether `patched` is `original` in a transformed form and nothing else: original code is
-/// all there, at its place, but for the first instruction of kernels with a prelude, which
-/// jumps to what was appended, or the instructions that know of the grid, every one of them;
-/// metadata only grew by what the form needs; every other section is the same.
+/// Whether `patched` is `original` in a transformed form and nothing else. All original code is at its place,
+/// except for the first instruction of kernels with a prelude, which jumps to what was appended, or for the
+/// instructions that read the grid, all of which are patched. Metadata only grew by what the form needs. Every
+/// other section is the same.
 ///
 /// # Errors
 /// The first difference that no patch makes.

@@ -77,7 +77,7 @@ impl Section<'_> {
         matches!(self.kind, SYMBOL_TABLE | STRINGS | RELOCATIONS | RELOCATIONS_ADDEND)
     }
 
-    /// As the permissions of a segment that holds it.
+    /// Permission bits of a segment that holds the section.
     fn permissions(&self) -> u32 {
         let write = if self.flags & FLAG_WRITE != 0 { 2 } else { 0 };
         4 | write | u32::from(self.flags & FLAG_CODE != 0)
@@ -91,7 +91,7 @@ impl Section<'_> {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Symbol<'a> {
-    /// Its name; sections' symbols have none.
+    /// Name of the symbol; empty for those of sections.
     pub name: &'a str,
     /// Type (low four bits) and binding.
     pub info: u8,
@@ -113,9 +113,9 @@ impl Symbol<'_> {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Relocation {
-    /// Where in the section.
+    /// Offset in the section, bytes.
     pub offset: u64,
-    /// The symbol's index.
+    /// Index of the symbol in [`Cubin::symbols`].
     pub symbol: u32,
     /// What is added; `None`: that lies at the place.
     pub addend: Option<i64>,
@@ -139,7 +139,7 @@ pub struct Cubin<'a> {
     pub arch: u32,
     /// Sections, the empty first one too.
     pub sections: Vec<Section<'a>>,
-    /// Symbols, in order.
+    /// In the order of the symbol table, which relocations index.
     pub symbols: Vec<Symbol<'a>>,
     /// The symbol table's section.
     pub symbol_table: usize,

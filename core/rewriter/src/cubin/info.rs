@@ -67,7 +67,7 @@ const UNAFFECTED: &[(u8, &str)] = &[
     (0x5f, "as CUDA 13 writes it for every kernel"),
 ];
 
-/// One attribute's value.
+/// An attribute's value, by where it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     /// In the attribute itself: formats 1 (none), 2 (a byte) and 3 (two).

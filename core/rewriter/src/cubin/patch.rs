@@ -53,7 +53,7 @@ struct Parameters {
 pub(super) struct Kernel<'c> {
     symbol: usize,
     name: &'c str,
-    /// Its code's section.
+    /// Index of the section that holds its code.
     pub text: usize,
     pub code: &'c [u8],
     info_at: usize,

@@ -66,7 +66,7 @@ pub(super) struct References<'c, 'a> {
 }
 
 impl<'c, 'a> References<'c, 'a> {
-    /// Of an image.
+    /// Reads what the image refers to.
     ///
     /// # Errors
     /// [`TransformRefusal::Malformed`].

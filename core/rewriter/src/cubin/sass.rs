@@ -194,7 +194,7 @@ pub(super) struct SpecialRead {
     pub number: u32,
     /// Where it goes; `None`: to a pair, with the register behind it.
     pub to: Option<Destination>,
-    /// Not under a predicate.
+    /// Whether it runs without a predicate.
     pub always: bool,
     /// The scoreboard that says when it is there.
     pub scoreboard: Option<u32>,
@@ -205,11 +205,11 @@ pub(super) struct SpecialRead {
 pub(super) enum Destination {
     /// A register of each thread.
     Vector(u32),
-    /// A uniform register.
+    /// A uniform register, which all threads of a warp share.
     Uniform(u32),
 }
 
-/// Of an instruction that is one.
+/// Decodes an instruction that reads a special register; `None` for others.
 pub(super) fn special_read(instruction: u128) -> Option<SpecialRead> {
     let register = destination(instruction);
     let to = match instruction & 0xfff {
@@ -268,7 +268,7 @@ pub(super) fn destination(instruction: u128) -> u32 {
     (instruction >> 16 & 0xff) as u32
 }
 
-/// The same, written to another register.
+/// The instruction with another destination register.
 pub(super) fn with_destination(instruction: u128, register: u32) -> u128 {
     instruction & !(0xff << 16) | u128::from(register) << 16
 }

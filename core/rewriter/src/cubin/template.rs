@@ -26,15 +26,15 @@ pub(super) struct Template {
     /// Indices of instructions with the control block's offset in them.
     pub fixups: &'static [usize],
     pub exits: &'static [u32],
-    /// Its votes and the like (`EIATTR_COOP_GROUP_INSTR_OFFSETS`).
+    /// Offsets of the prelude's votes and the like (`EIATTR_COOP_GROUP_INSTR_OFFSETS`).
     pub votes: &'static [u32],
     /// Kernels of this architecture declare that they read `%ctaid.z`.
     pub ctaid_z: bool,
-    /// It has a convergence barrier.
+    /// The prelude has a convergence barrier.
     pub convergence: bool,
-    /// Registers that it needs.
+    /// Registers that the prelude needs.
     pub registers: u32,
-    /// Where parameters start in bank 0.
+    /// Offset of the parameters in constant bank 0, bytes.
     pub parameter_base: u32,
     /// Words of bank 0 that only a kernel that synchronises its grid reads (`%envreg1` and 2).
     pub grid_words: &'static [u32],

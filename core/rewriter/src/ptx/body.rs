@@ -44,7 +44,7 @@ pub(super) fn callee(operands: &[Token]) -> Option<Token> {
 /// A read of the block's index or the grid's size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IndexRead {
-    /// `%nctaid`, not `%ctaid`.
+    /// Reads `%nctaid` rather than `%ctaid`.
     pub size: bool,
     /// 0 to 2, or `None` for all of them as a vector.
     pub axis: Option<usize>,

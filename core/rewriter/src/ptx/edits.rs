@@ -7,7 +7,7 @@ pub struct Edit {
     pub at: usize,
     /// Bytes of the source that it takes away.
     pub removed: usize,
-    /// What it puts there.
+    /// Text that it inserts there.
     pub text: String,
 }
 

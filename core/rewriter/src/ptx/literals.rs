@@ -1,11 +1,9 @@
 //! Which variables are only text of messages.
 //!
-//! A copy of a module has variables of its own, so that a kernel in the copy must not
-//! use any that somebody may write. `printf` and `assert` put their strings into
-//! variables of the module; those may be doubled. A variable is one of them if it is
-//! made like a string literal and every mention of it in the module ends as an
-//! argument of `vprintf` or `__assertfail`, through `mov`, `cvta.global` and
-//! `st.param` alone.
+//! A copy of a module has its own copies of the variables, so a kernel in the copy must not use a variable that
+//! anything writes. `printf` and `assert` put their strings into variables of the module; those may be doubled.
+//! A variable counts as such a string if it is declared like a string literal and every use of it in the module
+//! ends as an argument of `vprintf` or `__assertfail`, by way of `mov`, `cvta.global` and `st.param` alone.
 
 use super::body::{self, Facts};
 use super::module::{Module, Symbol};
@@ -36,7 +34,7 @@ pub(super) fn only_printed<'f>(
     Ok(out)
 }
 
-/// Where values go in one body.
+/// How values flow between names in one body.
 #[derive(Default)]
 struct Flow<'a> {
     /// From a name to the names that its value was copied from.

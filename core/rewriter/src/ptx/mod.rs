@@ -54,11 +54,11 @@ pub fn rewrite(
 /// What is to be done to a module's text.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In order, and apart.
+    /// Edits in rising order; none overlaps another.
     pub edits: Vec<Edit>,
     /// Kernels that get the transformed form.
     pub kernels: Vec<TransformedKernel>,
-    /// Kernels that do not.
+    /// Kernels that do not get it, and why.
     pub refused: Vec<(String, TransformRefusal)>,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Entry<'a> {
 #[derive(Debug)]
 pub(super) struct Func<'a> {
     pub name: &'a str,
-    /// Between the braces.
+    /// Tokens between the braces; `None` without a definition.
     pub body: Option<&'a [Token]>,
     /// What `.alias` says that it is another name for.
     pub alias_of: Option<&'a str>,

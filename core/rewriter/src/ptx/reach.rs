@@ -11,11 +11,11 @@ const BUILTIN: [&str; 5] = ["vprintf", "__assertfail", "malloc", "free", "__trap
 
 /// Facts of every entry.
 pub(super) struct Reach {
-    /// By entry: its own.
+    /// For each entry, the facts of its own body.
     pub entries: Vec<Facts>,
-    /// By entry: bits of the functions that it can reach, without its own.
+    /// For each entry, the bits of the functions that it can reach, without its own.
     pub below: Vec<u16>,
-    /// By entry: something names it.
+    /// For each entry, whether something names it.
     pub taken: Vec<bool>,
 }
 

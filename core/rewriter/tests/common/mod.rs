@@ -57,7 +57,7 @@ impl Random {
     }
 }
 
-/// A kernel's argument.
+/// How to make one argument of a kernel.
 #[derive(Clone, Debug)]
 pub enum Arg {
     /// A buffer of this many random words.
@@ -357,7 +357,10 @@ impl World {
         params
     }
 
-    /// Runs one block.
+    /// Runs block number `linear` of the grid on the VM.
+    ///
+    /// # Panics
+    /// If the block traps.
     pub fn run(&self, params: &[u8], grid: [u32; 3], linear: u32, sm: u32, scratch: &mut Scratch) {
         let launch = BlockLaunch {
             program: &self.program,

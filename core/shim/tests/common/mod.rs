@@ -141,7 +141,7 @@ impl Program {
         line.trim_end().to_owned()
     }
 
-    /// One command's answer.
+    /// Sends a command and reads the one line that answers it.
     pub fn ask(&mut self, line: &str) -> String {
         self.tell(line);
         self.answer()

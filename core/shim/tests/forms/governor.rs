@@ -119,7 +119,7 @@ impl Governor {
         &self.shared.client.region
     }
 
-    /// So many best-effort clients are connected.
+    /// Tells the client that this many best-effort clients are connected.
     pub fn set_neighbours(&self, count: u32) {
         self.shared.client.core.neighbours.store(count, SeqCst);
     }
@@ -129,7 +129,7 @@ impl Governor {
         self.shared.client.probe();
     }
 
-    /// All launches may go, without asking.
+    /// Grants all launches: the client is ungated.
     pub fn grant_all(&self) {
         self.shared.client.ungated();
     }
@@ -177,7 +177,7 @@ impl Governor {
         self.line().ask(asked);
     }
 
-    /// For a thread that asks.
+    /// The line on which another thread can ask.
     pub fn line(&self) -> Line {
         Line(self.shared.clone())
     }
@@ -207,7 +207,7 @@ impl Governor {
         self.shared.alive.store(!silent, SeqCst);
     }
 
-    /// The connection ends.
+    /// Closes the connection, as a core that ends.
     pub fn die(&self) {
         self.shared.client.die();
     }

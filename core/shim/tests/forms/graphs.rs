@@ -71,7 +71,7 @@ impl Rounds {
         launch(device, self.exec, self.stream);
     }
 
-    /// After so many launches.
+    /// Checks the results of this many launches.
     pub fn check(&self, device: &Device, launches: u32) {
         let steps = self.steps;
         let ks: Vec<u32> = (0..launches * steps).map(|n| n % steps).collect();

@@ -13,10 +13,10 @@ use tally_ipc::wire::{SharingMode, Welcome};
 const GRID: [u32; 3] = [2, 1, 1];
 /// Long enough to be still running when it is waited for.
 const WORK: u32 = 5_000;
-/// How many may linger at once.
+/// Launches that linger at once, at most.
 const MOST: u64 = 16;
 
-/// Contexts take turns.
+/// Settings of a high-priority client in sharing mode `timeslice`.
 fn taking_turns(linger_us: u32) -> Welcome {
     Welcome {
         high_priority: true,

@@ -187,7 +187,7 @@ impl Device {
         device
     }
 
-    /// Not the software device.
+    /// Whether the device is a GPU, not the software device.
     pub fn is_gpu(&self) -> bool {
         self.haste > 1
     }
@@ -397,7 +397,7 @@ impl Device {
         unsafe { launch(&config, self.function("step"), params.as_mut_ptr(), null_mut()) }
     }
 
-    /// That so many words are these.
+    /// Fails unless the words from `address` on are these.
     pub fn check_words(&self, address: u64, want: &[u32]) {
         let got = self.read(address, want.len());
         let wrong = (0..want.len()).filter(|i| got[*i] != want[*i]);

@@ -100,7 +100,7 @@ fn slices(launch: &Launch, bound_ns: u64, all: &mut Vec<Candidate>) {
     }
 }
 
-/// Those sizes, in blocks of an SM.
+/// Sizes of slices worth considering, in blocks of an SM.
 fn slice_sizes(launch: &Launch, bound_ns: u64) -> impl Iterator<Item = u64> {
     let resident = u64::from(launch.blocks_per_sm());
     let net_ns = bound_ns.saturating_sub(GATE_NS);

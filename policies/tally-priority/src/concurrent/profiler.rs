@@ -42,7 +42,7 @@ pub struct Entry {
     pub next: Option<Decision>,
     /// It is over the bound, runs whole, and nothing can be done about it.
     pub is_long_whole: bool,
-    /// It was reported.
+    /// It need not be reported again as long and running whole only.
     pub is_told: bool,
     /// Launches until its transformation is asked for again.
     pub ask_in: u32,

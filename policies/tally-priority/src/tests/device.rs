@@ -22,7 +22,7 @@ pub struct Truth {
     pub preemptible_permille: u64,
     /// How long it then takes to yield, on top of the least that it can.
     pub yielding_ns: u64,
-    /// Between two slices.
+    /// Pause between two slices, ns.
     pub gate_ns: u64,
     /// What leaving SMs out adds.
     pub sm_limited_permille: u64,
@@ -129,7 +129,7 @@ impl Device {
         }
     }
 
-    /// Launch a kernel.
+    /// Has the policy decide a launch of kernel `at`, and runs it as decided.
     pub fn launch(&mut self, at: usize) -> Decision {
         let known = self.measured.iter().cloned().enumerate();
         set_kernels(known.map(|(id, profile)| (id as u32, profile)).collect());

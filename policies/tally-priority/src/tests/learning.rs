@@ -16,7 +16,7 @@ const GEMM: Truth = Truth {
     gate_ns: 30_000,
     sm_limited_permille: 180,
 };
-/// Many short blocks.
+/// A kernel of very many short blocks.
 const ELEMENTWISE: Truth = Truth {
     blocks: 262_144,
     whole_ns: 500_000,

@@ -13,9 +13,9 @@ struct Patient {
     most_ns: u64,
     /// The longest pause seen.
     pause_ns: u64,
-    /// Since when there is one.
+    /// When the pause under way began, ns; `None` if there is none.
     idle_since_ns: Option<u64>,
-    /// The same for `tallyctl status`.
+    /// Shows `pause_ns` in `tallyctl status`.
     shown: Gauge,
 }
 

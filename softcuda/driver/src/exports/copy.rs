@@ -1,4 +1,4 @@
-//! `cuMemcpy*` and `cuMemset*`.
+//! Exports of the driver's `cuMemcpy*` and `cuMemset*` functions.
 
 use crate::capture;
 use crate::config::STAGING_BYTES_MAX;
@@ -250,7 +250,7 @@ pub(super) fn for_node(copy: Copy) -> CuResult<Op> {
     Ok(Op::Copy(copy))
 }
 
-/// Checks a fill.
+/// Checks a fill's range; `None` if it has no bytes.
 pub(super) fn fill(fill: Fill) -> CuResult<Option<Op>> {
     let element = fill.element as u64;
     let row = fill.width.checked_mul(fill.element).ok_or(CuError::INVALID_VALUE)?;

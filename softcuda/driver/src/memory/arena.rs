@@ -39,7 +39,7 @@ impl Arena {
         Ok(Self { base, len, free: BTreeMap::from([(base, len)]), committed: vec![false; chunks] })
     }
 
-    /// The reserved range.
+    /// Addresses that are reserved, whether committed or not.
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         self.base..self.base + self.len
     }

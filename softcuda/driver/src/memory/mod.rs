@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, RwLock};
 /// Where a region came from, and so who may release it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// `cuMemAlloc` and friends.
+    /// `cuMemAlloc` and its variants.
     Device,
     Managed,
-    /// A module's variable.
+    /// A variable of a loaded module.
     Global,
     /// `cuMemHostAlloc`, with its flags.
     HostAllocated(u32),

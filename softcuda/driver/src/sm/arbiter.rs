@@ -44,7 +44,6 @@ pub struct Ticket {
     key: u64,
 }
 
-/// Why [`Arbiter::wait`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
     /// Something may have changed: look again.

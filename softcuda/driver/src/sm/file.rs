@@ -27,7 +27,7 @@ pub enum AttachError {
     #[error("device file {path}: {what}: {source}")]
     Io {
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// What the system said.
         source: io::Error,

@@ -50,7 +50,7 @@ pub(super) struct KernelRow {
     pub allowed: [AtomicU64; super::set::WORDS],
 }
 
-/// The whole file.
+/// Layout of the device file, which all processes map.
 #[repr(C)]
 pub(super) struct Device {
     pub magic: AtomicU64,

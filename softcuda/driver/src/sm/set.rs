@@ -40,12 +40,12 @@ impl SmSet {
         *self == Self::default()
     }
 
-    /// Those that are in both.
+    /// The SMs that are in both sets.
     pub fn and(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] & other.0[i]))
     }
 
-    /// Those that are not in `other`.
+    /// The SMs that are not in `other`.
     pub fn without(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] & !other.0[i]))
     }
@@ -81,7 +81,7 @@ impl SmSet {
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave.
+    /// The inverse of [`to_bytes`](Self::to_bytes).
     pub fn from_bytes(bytes: &[u8; SMS_MAX / 8]) -> Self {
         let mut set = Self::default();
         for (word, chunk) in set.0.iter_mut().zip(bytes.as_chunks::<8>().0) {

@@ -49,7 +49,7 @@ fn built_library() -> PathBuf {
     found.unwrap_or_else(|| panic!("no libtally_softcuda.so in {}", profile.display()))
 }
 
-/// Where the kernels are.
+/// Folder of the test kernels.
 pub fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels")
 }

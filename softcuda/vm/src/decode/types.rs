@@ -13,7 +13,7 @@ pub(super) enum Kind {
     Float,
     /// Brain float: bf16 and its pair.
     Brain,
-    /// Two 16-bit integers.
+    /// Two integers of 16 bits each.
     Pair,
 }
 
@@ -59,7 +59,7 @@ impl Ty {
         self.kind == Kind::Signed
     }
 
-    /// f32 or f64.
+    /// Whether it is f32 or f64; f16 and packed types are not.
     pub(super) fn is_float(self) -> bool {
         self.kind == Kind::Float && self.bits >= 32 && !self.packed
     }

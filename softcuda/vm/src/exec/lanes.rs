@@ -2,7 +2,7 @@
 
 use crate::ir::{CONST, PSrc, R};
 
-/// Where the current frame's registers are.
+/// The registers of the current frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Regs {
     pub rows: *mut u32,

@@ -30,7 +30,7 @@ pub(crate) mod window {
     pub(crate) const SHARED: u64 = 0x4000_0000_0000_0000;
     pub(crate) const LOCAL: u64 = 0x4100_0000_0000_0000;
     pub(crate) const PARAM: u64 = 0x4200_0000_0000_0000;
-    /// Each window's size.
+    /// Bytes of each of the windows.
     pub(crate) const SIZE: u64 = 1 << 56;
 }
 
@@ -39,12 +39,11 @@ const QUANTUM: u64 = 8192;
 /// Bytes of stack a thread gets for calls, beyond its kernel's own frame.
 const STACK_BYTES: u32 = 64 << 10;
 
-/// One block to run.
+/// What it takes to run one block.
 #[derive(Clone, Copy)]
 pub struct BlockLaunch<'a> {
     /// The program that `kernel` is of.
     pub program: &'a Program,
-    /// What to run.
     pub kernel: &'a Kernel,
     /// The kernel's parameters, laid out as its `params` say.
     pub params: &'a [u8],

@@ -26,7 +26,7 @@ pub(crate) enum State {
     Ready,
     /// At a warp-wide instruction, for other lanes it names.
     Lanes,
-    /// At this barrier.
+    /// At the barrier of this number.
     Barrier(u8),
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum State {
 pub(crate) struct Frag {
     pub pc: u32,
     pub mask: u32,
-    /// Of `mask`, those that take part in the barrier.
+    /// Lanes of `mask` that take part in the barrier.
     pub waiting: u32,
     /// The call it is in: an index into the warp's nodes.
     pub node: u32,

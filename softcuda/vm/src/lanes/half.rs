@@ -114,7 +114,7 @@ fn power(n: i32) -> f64 {
 pub(crate) const SATFINITE: u32 = 1 << 30;
 /// The lane holds two values, in its low and its high 16 bits.
 pub(crate) const PACKED: u32 = 1 << OWN;
-/// bfloat16, not f16.
+/// The values are bf16 rather than f16.
 pub(crate) const BRAIN: u32 = 1 << (OWN + 1);
 
 pub(crate) fn f16_to_f32(h: u32) -> f32 {
@@ -131,7 +131,7 @@ pub(crate) fn f16_to_f32(h: u32) -> f32 {
     f32::from_bits(sign | value)
 }
 
-/// To nearest, ties to even.
+/// Rounds to the nearest f16, ties to even.
 pub(crate) fn f32_to_f16(x: f32) -> u32 {
     F16.encode(0, f64::from(x))
 }

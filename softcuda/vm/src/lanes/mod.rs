@@ -15,7 +15,7 @@ pub(crate) const RN: u32 = 0;
 pub(crate) const RZ: u32 = 1;
 pub(crate) const RM: u32 = 2;
 pub(crate) const RP: u32 = 3;
-/// To nearest, ties away from zero.
+/// Round to nearest, ties away from zero.
 pub(crate) const RNA: u32 = 4;
 pub(crate) const ROUND: u32 = 7;
 /// Subnormal inputs and results become zero.

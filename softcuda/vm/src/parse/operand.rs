@@ -1,4 +1,4 @@
-//! Operands of instructions.
+//! Parses the operands of instructions.
 
 use super::{Cursor, Found, Parser, Result, special};
 use crate::ast::{Base, Operand};

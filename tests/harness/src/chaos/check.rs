@@ -34,7 +34,7 @@ impl Expected {
 pub struct Rounds {
     /// Rounds that were complete.
     pub complete: u64,
-    /// Launches in them.
+    /// Launches in the complete rounds.
     pub launched: u64,
     /// Signals that its handler took.
     pub signals: u64,

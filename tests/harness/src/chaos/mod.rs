@@ -41,11 +41,11 @@ pub struct Options {
 pub struct Outcome {
     /// Faults made, as [`Kind::ALL`].
     pub faults: [u64; Kind::ALL.len()],
-    /// Checks of everything.
+    /// Times that everything was checked.
     pub checks: u64,
     /// Rounds whose results were compared.
     pub rounds: u64,
-    /// Launches in them.
+    /// Launches in the compared rounds.
     pub launches: u64,
     /// Launches that the core's decisions granted, as it counted them at the checks.
     pub decided: u64,

@@ -7,12 +7,12 @@ use std::time::Duration;
 pub struct Random(u64);
 
 impl Random {
-    /// Starts at `seed`.
+    /// A generator of the sequence that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// 64 random bits.
+    /// The next 64 random bits.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -104,13 +104,13 @@ impl Kind {
     }
 }
 
-/// Whom it hits.
+/// The process that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
     Core,
     /// A program, by its number: the first is a high-priority one.
     Program(usize),
-    /// The hostile client.
+    /// The client that breaks the protocol on purpose.
     Hostile,
 }
 
@@ -123,7 +123,7 @@ const PARTIES: [Party; PROGRAMS + 2] =
 pub struct Fault {
     pub kind: Kind,
     pub party: Party,
-    /// From the start of its batch.
+    /// Time from the start of its batch.
     pub after: Duration,
     /// How long, or how long the party is gone.
     pub lasts: Duration,
@@ -136,7 +136,7 @@ pub type Batch = Vec<Fault>;
 /// Faults of a batch, at most.
 const BATCH_MAX: u64 = 3;
 
-/// So many faults of kinds that `possible` allows.
+/// Draws `faults` faults of kinds that `possible` allows.
 pub fn plan(seed: u64, faults: usize, possible: &[Kind]) -> Vec<Batch> {
     let mut random = Random::new(seed);
     let mut deck: Vec<Kind> = Vec::new();

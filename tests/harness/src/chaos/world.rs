@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Rounds that a program must complete after a batch: the first may have begun before its end.
 const ROUNDS_AFTER: u64 = 2;
-/// Of the core's own small file system.
+/// Mount options of the core's own small file system.
 const SPACE: &str = "size=1m,mode=0755";
 /// Stops or signals of an interruption.
 const INTERRUPTIONS: u64 = 40;

@@ -17,13 +17,13 @@ const SILENCE: Duration = Duration::from_secs(40);
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With these words.
+    /// It ended and left these words.
     Ended(Values),
-    /// Not: what its threads were at.
+    /// It did not end; what its threads were doing.
     Hung(Vec<String>),
     /// A call failed, or the process ended.
     Failed(String),
-    /// There was no time for it.
+    /// The campaign's time was over before the program could run.
     NotRun,
 }
 
@@ -42,7 +42,7 @@ pub struct Driver<'a> {
     pub hangs_left: Cell<usize>,
 }
 
-/// One process, or two.
+/// Processes that run a program together: one, or two.
 struct Group {
     processes: Vec<Process>,
 }

@@ -27,10 +27,10 @@ const CONFIRM_MAX: Duration = Duration::from_secs(60);
 /// programs here wait for one another all the time.
 const CORE: &str = "[engine]\nwindow_stall_ms = 25\n[rewrite]\nenabled = true\n";
 
-/// What to run.
+/// What a campaign runs, and where.
 pub struct Plan {
     pub programs: Vec<Program>,
-    /// Also the scenarios, under all setups.
+    /// Whether the scenarios run, too, under all setups.
     pub scenarios: bool,
     /// Pairs of images, in all.
     pub pairs: u64,
@@ -53,7 +53,7 @@ pub struct Plan {
     pub seed: u64,
     /// Percent of the loops that kernels are to spin.
     pub work_percent: u32,
-    /// Also transformed kernels of closed libraries, and load kernels eagerly whatever programs say.
+    /// Transform kernels of closed libraries, too, and load kernels eagerly whatever programs say.
     pub vendor: bool,
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
-/// Ends when dropped.
+/// An MPS control daemon, stopped when dropped.
 pub struct Daemon {
     folder: PathBuf,
 }

@@ -224,7 +224,7 @@ impl Row {
     }
 }
 
-/// All of it.
+/// Results of a campaign, row by row.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub bare: Row,

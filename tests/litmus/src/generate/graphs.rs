@@ -1,4 +1,4 @@
-//! Idioms with graphs.
+//! Makes the idioms that use graphs.
 
 use super::{Maker, Timeline};
 use crate::build::{kernel, node};

@@ -1,4 +1,4 @@
-//! Idioms without graphs.
+//! Makes the idioms that use no graphs.
 
 use super::{Maker, Timeline};
 use crate::build::{Builder, kernel};

@@ -133,7 +133,7 @@ impl Maker {
         }
     }
 
-    /// One of them, at random.
+    /// One of the idioms, at random.
     fn idiom(&mut self) -> Timeline {
         match self.rng.u32(0..42) {
             0..=6 => self.chain(),

@@ -21,7 +21,7 @@ pub enum Key {
 pub enum Leaves {
     AtStart,
     AtEnd,
-    /// It was never there.
+    /// The work is never in a hardware queue.
     Never,
 }
 
@@ -38,7 +38,7 @@ pub enum Effect {
         count: u32,
         add: u32,
     },
-    /// Atomically, if `atomic`.
+    /// Adds to a word, atomically if `atomic` is set.
     Add {
         word: Word,
         add: u32,

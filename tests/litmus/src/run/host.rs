@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 pub struct Call {
     pub word: &'static AtomicU32,
     pub value: u32,
-    /// Fold, else set.
+    /// Fold `value` into the word, rather than set it.
     pub fold: bool,
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 /// Words of the device that the primary context keeps ready.
 const WORDS_KEPT: u32 = 1 << 17;
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT` and `_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+/// Device attributes `MULTIPROCESSOR_COUNT` and `MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
 const SMS: i32 = 16;
 const SHARED_OPTIN: i32 = 97;
 
@@ -32,7 +32,7 @@ pub struct Machine {
     pub device: Device,
     pub shared_max: u32,
     pub folder: PathBuf,
-    /// The primary context.
+    /// The device's primary context.
     pub primary: Handle,
     pub primary_memory: Arc<Mutex<Option<DeviceMemory>>>,
     pub primary_kernels: Arc<Loaded>,

@@ -66,13 +66,13 @@ impl HostMemory {
         &self.flags[at]
     }
 
-    /// So many words and flags are 0 again.
+    /// Sets the first `words` words and `flags` flags to 0 again.
     pub fn clear(&self, words: u32, flags: usize) {
         let all = self.words[..words as usize].iter().chain(&self.flags[..flags]);
         all.for_each(|word| word.store(0, SeqCst));
     }
 
-    /// The first words.
+    /// The first `count` words as they are now.
     pub fn read(&self, count: u32) -> Vec<u32> {
         self.words[..count as usize].iter().map(|word| word.load(SeqCst)).collect()
     }

@@ -25,15 +25,15 @@ const MEETINGS: usize = 3;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
-    /// It has the device.
+    /// The process has opened the device.
     Ready(Device),
     /// The program of that number begins.
     Begin(usize),
     /// It has ended: the words of each context of this process, and of the host.
     End(usize, Vec<Option<Runs>>, Runs),
-    /// It did not end: what its threads are at.
+    /// The program did not end; what its threads are doing.
     Hung(usize, Vec<String>),
-    /// A call failed.
+    /// A call of the program of that number failed, and why.
     Failed(usize, String),
 }
 

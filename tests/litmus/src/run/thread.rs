@@ -1,4 +1,4 @@
-//! What threads do.
+//! Runs the operations of one thread of a program.
 
 use super::launch::Call;
 use super::{Run, lock};

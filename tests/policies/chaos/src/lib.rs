@@ -267,7 +267,7 @@ fn think(steps: u64) {
     }
 }
 
-/// One of each.
+/// Asks for one command of each kind.
 fn commands() {
     host::set_timer(1_000, 42);
     host::set_window(1, 2_000);

@@ -14,7 +14,7 @@ use tally_sdk::{
     WINDOW_OPEN,
 };
 
-/// The one timer.
+/// Token of the only timer.
 const TOGGLE: u64 = 1;
 
 /// Which form launches are to run in.

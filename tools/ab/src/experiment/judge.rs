@@ -16,7 +16,7 @@ const SERVED_MIN: u64 = 10;
 /// The upper bound of B's overall figure must not be worse than A's by more than this, or the
 /// margin.
 pub const OVERALL_MARGIN: f64 = 0.2;
-/// So many standard deviations more slow blocks of B than of A are more than chance.
+/// Standard deviations by which B's slow blocks must exceed A's to be more than chance.
 pub const SLOW_BLOCKS_SD: f64 = 1.5;
 /// Pairs without which nothing is futile.
 const FUTILE_PAIRS_MIN: usize = 40;
@@ -34,7 +34,7 @@ pub enum Judgement {
     Worse,
     /// B is better in the sequential test, and that is not enough yet.
     BetterInMost,
-    /// Nothing is shown.
+    /// The pairs show no difference so far.
     Open,
 }
 

@@ -15,7 +15,7 @@ const RATE: f64 = 50.0;
 /// Median time of a request under A, ns.
 const SERVICE_NS: f64 = 5e6;
 
-/// What B does.
+/// How B behaves. A test must promote none of [`Trap::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trap {
     /// It serves no request as long as it is active.
@@ -36,7 +36,7 @@ pub enum Trap {
 }
 
 impl Trap {
-    /// Those that must not be promoted.
+    /// Traps: behaviours that must not be promoted.
     pub const ALL: [Trap; 5] = [
         Trap::ServesNothing,
         Trap::StallsLongerThanABlock,
@@ -52,7 +52,7 @@ struct Client {
     meter: Meter,
     now_ns: u64,
     arrival_ns: u64,
-    /// Of the request under way.
+    /// Time left of the request under way, ns.
     left_ns: u64,
 }
 
@@ -97,7 +97,7 @@ impl Service {
         };
     }
 
-    /// A request's time.
+    /// Draws the time that the next request takes, ns.
     fn service_ns(&mut self) -> u64 {
         let ns = SERVICE_NS * self.factor * (0.4 * normal(&mut self.random)).exp();
         let (stall_ns, each_s) = match self.trap {
@@ -109,7 +109,7 @@ impl Service {
         (ns + if stalls { stall_ns } else { 0.0 }) as u64
     }
 
-    /// Until when nothing is served.
+    /// Until when the service serves nothing, ns.
     fn frozen_until(&self) -> u64 {
         match (self.trap, self.arm) {
             (Trap::ServesNothing, Arm::B) => u64::MAX,

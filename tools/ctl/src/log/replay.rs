@@ -38,7 +38,7 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// Where instances come from, and whether all were the log's own policy.
+/// What makes instances of the policy, and whether all were the log's own.
 struct Source {
     policy: Option<PathBuf>,
     config: Option<String>,

@@ -1,4 +1,4 @@
-//! `tallyctl log trace`.
+//! `tallyctl log trace`: makes a kernel trace out of a decision log.
 
 use super::{next, open};
 use crate::error::CtlError;

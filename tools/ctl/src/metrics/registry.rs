@@ -5,9 +5,9 @@ use tally_reference::{document, table};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Metric {
     pub name: &'static str,
-    /// `counter` or `gauge`
+    /// `counter` or `gauge`, as Prometheus names them.
     pub kind: &'static str,
-    /// Those that it has besides [`COMMON`].
+    /// Labels that it has besides [`COMMON`].
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }

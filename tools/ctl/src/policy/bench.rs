@@ -68,7 +68,7 @@ mod measure {
 
     /// Time for each figure, unless a single run takes longer.
     const FOR: Duration = Duration::from_millis(400);
-    /// Single calls timed.
+    /// Calls that are timed one by one, for percentiles.
     const SINGLE: usize = 20_000;
     /// Bulk samples, of which the median counts.
     const SAMPLES: usize = 30;
@@ -92,7 +92,7 @@ mod measure {
         pub cpus: usize,
     }
 
-    /// One kind of call.
+    /// Figures of one kind of call.
     #[derive(Debug, Serialize)]
     pub struct Call {
         pub bulk_ns: f64,

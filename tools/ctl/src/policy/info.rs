@@ -11,7 +11,7 @@ use wasmparser::{Parser, Payload};
 const PACKAGE: &str = "tally:policy/";
 /// Interfaces that have to be granted.
 const CAPABILITIES: [&str; 3] = ["identity", "kernel-identity", "high-priority"];
-/// Interfaces of events.
+/// Interfaces of events, which a policy subscribes to by exporting them.
 const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
 /// Interfaces without functions, or that every policy has.
 const SILENT: [&str; 2] = ["types", "scheduler"];
@@ -46,7 +46,7 @@ struct Info {
 }
 
 impl Info {
-    /// Of a component's bytes; what is wrong with them otherwise.
+    /// Reads a component's bytes; an error says what is wrong with them.
     fn of(bytes: &[u8]) -> Result<Self, String> {
         if !bytes.starts_with(b"\0asm\x0d\0\x01\0") {
             return Err(

@@ -32,7 +32,7 @@ pub struct NewArgs {
     /// Language of the template
     #[arg(long, value_enum)]
     pub lang: Lang,
-    /// Where to make it. Default: a folder of its name, here.
+    /// Folder to make the project in. Default: one named as the policy, in the current folder.
     #[arg(long, value_name = "FOLDER")]
     pub path: Option<PathBuf>,
     /// The policy's name: lower-case letters, digits and `-`, a letter first.

@@ -1,4 +1,4 @@
-//! `tallyctl policy rollback`.
+//! `tallyctl policy rollback`: puts an earlier policy back.
 
 use crate::admin::Core;
 use crate::error::CtlError;

@@ -113,7 +113,7 @@ pub fn keygen(args: &KeygenArgs) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// Sign a policy.
+/// Writes the signature of a policy beside it, as `FILE.sig`. Warns if others can read the private key.
 pub fn sign(args: &SignArgs) -> Result<(), CtlError> {
     let mode = std::fs::metadata(&args.key).map(|it| it.permissions().mode());
     let text = String::from_utf8(read(&args.key, KEY_BYTES_MAX)?)

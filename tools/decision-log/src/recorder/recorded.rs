@@ -31,7 +31,6 @@ impl<P: Policy + Described> Recorded<P> {
         About { generation: self.generation, ..self.policy.about() }
     }
 
-    /// The policy itself.
     pub fn inner(&self) -> &P {
         &self.policy
     }

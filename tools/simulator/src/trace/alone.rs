@@ -96,9 +96,9 @@ impl Trace {
         (host, gpu + SEEN_NS as f64)
     }
 
-    /// The same iteration, taking what it takes alone: the program's own times are
-    /// scaled until it has launched all when it should, then the GPU's pauses (and, if
-    /// there are none left, its kernels) until it ends when it should.
+    /// The same iteration at the speed that it has alone. The program's own times are scaled until it has made
+    /// all launches when it should; then the GPU's pauses (and, if there are none left, its kernels) are scaled
+    /// until it ends when it should.
     #[must_use]
     pub fn timed(&self, alone: Alone) -> Trace {
         let (target, launched) = (alone.ns as f64, alone.launched_ns as f64);

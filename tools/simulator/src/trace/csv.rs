@@ -11,7 +11,7 @@ pub(super) struct Row {
     pub smem: u32,
     pub start_ns: u64,
     pub end_ns: u64,
-    /// Of the recording's iterations.
+    /// Number of the recording's iteration that it is in.
     pub iteration: Option<u32>,
     pub call: Option<Call>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Call {
 /// What a file says.
 pub(super) struct Text {
     pub rows: Vec<Row>,
-    /// `[plain, under MPS]`
+    /// What the program takes without a profiler: `[plain, under MPS]`.
     pub alone: [Option<Alone>; 2],
 }
 
@@ -46,7 +46,7 @@ struct Columns {
     waited: Option<usize>,
 }
 
-/// Read it all.
+/// Parses the comments, the header and every row.
 pub(super) fn read(name: &str, text: &str) -> Result<Text, TraceError> {
     let mut alone = [None; 2];
     let comments = text.lines().enumerate().take_while(|(_, line)| line.starts_with('#'));

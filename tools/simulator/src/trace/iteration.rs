@@ -29,7 +29,7 @@ fn period(rows: &[Row]) -> usize {
     periods.filter(|(length, period)| *length >= 2 * period).map(|p| p.1).next().unwrap_or(count)
 }
 
-/// The last iteration.
+/// A trace of the last iteration that was recorded.
 pub(super) fn last(name: &str, mut rows: Vec<Row>, alone: [Option<Alone>; 2]) -> Trace {
     rows.sort_by_key(|r| r.start_ns);
     for i in 1..rows.len() {
