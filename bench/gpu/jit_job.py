@@ -156,7 +156,7 @@ def main():
     parser.add_argument("--kernels", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--elements", type=int, default=1 << 19)
-    parser.add_argument("--rounds", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=16000)
     parser.add_argument("--alive", type=int, default=8, help="kernels loaded at once")
     parser.add_argument("--seconds", type=float, default=1e9, help="no more kernels are made after so long")
     args = parser.parse_args()

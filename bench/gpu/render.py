@@ -541,6 +541,10 @@ def take_over(out, folder):
             # Some kernels may have been measured, and facts, or not.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             write_json(target, render_forms.merged(old, new))
+        elif name == "policy.json" and target.is_file():
+            # Some parts may have run, in another sharing mode.
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, render_policy.merged(old, new))
         elif name == "latency.json" and target.is_file():
             # `latency` and `memops` fill one file and may have run apart.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

@@ -113,6 +113,16 @@ def chaos(rows):
 PARTS = {"log": log, "shadow": shadow, "ab": ab, "chaos": chaos}
 
 
+def merged(old, new):
+    """The parts of `new` in place of those of `old`; how these were made is in `made`, by part."""
+    made = {key: new["machine"].get(key) for key in ("device", "commit", "date")} | {"sharing": new["sharing"]}
+    parts = [part for part in PARTS if new.get(part)]
+    kept = {part: old[part] for part in PARTS if old.get(part) and part not in parts}
+    if not kept:
+        return new
+    return {**old, **{part: new[part] for part in parts}, "made": {**old.get("made", {}), **dict.fromkeys(parts, made)}}
+
+
 def lines(content, marks, table):
     """The section below its first lines; `marks` are footnotes, `table` makes a Markdown table."""
     out = [
@@ -125,6 +135,8 @@ def lines(content, marks, table):
     for part, make in PARTS.items():
         if content.get(part):
             heading, text, header, rows = make(content[part])
+            if made := content.get("made", {}).get(part):
+                text = f"On an {made['device']}, commit `{made['commit']}`, {made['date']}, in `{made['sharing']}`. {text}"
             out += [f"### {heading}", "", text, "", *table(header, rows)]
     if end := content.get("end"):
         pause = end["swap_pause_us"]

@@ -10,6 +10,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import render
+import render_policy
 import stats
 import step_shim
 import wait_job
@@ -195,6 +196,13 @@ class Renderer(unittest.TestCase):
             self.assertIn(expected, text)
         self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "sharing", "policy")})
         self.assertNotIn("### A shadow", self.text())
+        machine = {"device": "NVIDIA X", "commit": "abc", "date": "2026-01-02"}
+        again = {"machine": machine, "sharing": "mps", "ab": [{**ab, "test": "anew"}]}
+        self.put("policy.json", render_policy.merged(content, again))
+        text = self.text()
+        self.assertIn("On an NVIDIA X, commit `abc`, 2026-01-02, in `mps`. Effect:", text)
+        self.assertIn("| anew: fifo, fifo |", text)
+        self.assertIn("### A shadow", text)
 
     def test_a_share_of_what_the_process_itself_makes_stands_beside_the_other(self):
         self.put("pairs.json", [pair_row(be_share=0.5, be_share_of_own=0.625)])

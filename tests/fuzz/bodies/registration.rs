@@ -4,7 +4,7 @@
 use super::peer::{self, Input};
 use tally_core::control::{EntryPoint, harness};
 use tally_ipc::frame::{FRAME_BYTES_MAX, frame};
-use tally_ipc::wire::{Hello, NOTICE, Notice, PING, Welcome, WireError};
+use tally_ipc::wire::{Hello, NOTICE, Notice, PING, PING_HIGH, Welcome, WireError};
 
 /// The payload of a frame that the core sent.
 fn payload(answer: &[u8]) -> &[u8] {
@@ -31,6 +31,7 @@ pub fn registration(data: &[u8]) {
     };
     let bytes = if more { [bytes, b"more".to_vec()].concat() } else { bytes };
     let (trusted, asked) = (input.is_trusted(), Hello::decode(input.rest).ok());
+    let asks_high = is_framed && input.rest.get(..2) == Some(&[PING, PING_HIGH][..]);
     let messages = input.messages(bytes);
     peer::runtime(|runtime| {
         let before = peer::descriptors() - messages.iter().map(|m| m.fds.len()).sum::<usize>();
@@ -42,7 +43,10 @@ pub fn registration(data: &[u8]) {
             return;
         }
         let answer = payload(&after.answer);
-        if answer == [PING] {
+        if answer[0] == PING {
+            // Behind it: why its user may not be high priority, if that was asked.
+            assert!(!is_framed || (answer.len() > 1) == (asks_high && !trusted));
+            assert!(std::str::from_utf8(&answer[1..]).is_ok());
             return;
         }
         assert_ne!(answer[0], NOTICE);

@@ -505,9 +505,9 @@ impl DispatchClient {
     fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
         let all = &self.link.region.turnarounds;
         let count = all.count.load(Acquire);
-        // A hostile count is read as at most a ring of them, and of a ring in some passes.
+        // A hostile count is read as at most a ring of them, and of a ring in some passes; one that falls, as none.
         let from = self.turnarounds_seen.max(count.saturating_sub(TURNAROUND_SLOTS as u64));
-        let count = count.min(from.saturating_add(share.turnarounds as u64));
+        let count = count.clamp(from, from.saturating_add(share.turnarounds as u64));
         for n in from..count {
             let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
             engine.launch_yielded(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));

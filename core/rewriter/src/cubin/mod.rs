@@ -133,11 +133,18 @@ fn raise(attribute: &mut Attribute, registers: u32) {
     }
 }
 
-/// Sections that the patch does not know: of the device's memory, or of a second form of the code.
+/// Refuses sections that the patch does not know, those of the device's memory or of a second form of the code, and two
+/// of one name, of which the driver may take the other.
 fn check_sections(cubin: &Cubin<'_>) -> Result<(), TransformRefusal> {
     const KNOWN: [&str; 6] =
         [".text.", ".nv.constant", ".nv.shared", ".nv.local", ".nv.global", ".nv.uft"];
+    let mut names = std::collections::HashSet::new();
     for section in &cubin.sections {
+        let is_patched =
+            [".text.", ".nv.info", ".nv.constant"].iter().any(|p| section.name.starts_with(p));
+        if is_patched && !names.insert(section.name) {
+            return Err(TransformRefusal::Malformed);
+        }
         if section.name.contains("merc") && section.name.starts_with(".nv.") {
             return Err(TransformRefusal::Architecture);
         }
