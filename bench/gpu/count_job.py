@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import models
 import tally
-from launch_records import compare, count_records
+from launch_records import compare, count_records, difference
 
 REGION = "tally-count-region"
 
@@ -82,7 +82,7 @@ def profiled(name, run, n):
         trace = pathlib.Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    return events, {key: after[key] - before[key] for key in after}
+    return events, difference(before, after)
 
 
 def one_job(name, job):

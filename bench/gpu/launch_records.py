@@ -7,8 +7,8 @@ From CUPTI (through torch.profiler's trace):
   Copies and memsets have records of their own kind and are no kernels.
 
 Equal means, exactly:
-    launch calls other than graph launches == shim launch_kernel + _ex + _cooperative
-    graph launch calls                     == shim graph_launch
+    launch calls other than graph launches == the shim's, of all entry points but `graph`
+    graph launch calls                     == the shim's of `graph`
     kernels of the former                  == the same
     kernels of graph launches              == shim graph_kernels
 and nothing was launched into a capture within the region.
@@ -72,14 +72,23 @@ def count_records(events, region):
     }
 
 
+def difference(before, after):
+    """What the shim counted between two answers of `tally.launches`."""
+    return {
+        key: difference(before[key], value) if isinstance(value, dict) else value - before[key]
+        for key, value in after.items()
+    }
+
+
 def compare(records, shim):
     """One result row; `equal` as the module's documentation defines it."""
-    direct = shim["launch_kernel"] + shim["launch_kernel_ex"] + shim["launch_cooperative"]
+    graph = shim["by_entry_point"]["graph"]
+    direct = sum(shim["by_entry_point"].values()) - graph
     differences = [
         f"{what}: profiler {left}, shim {right}"
         for what, left, right in (
             ("launch calls", records["direct_calls"], direct),
-            ("graph launches", records["graph_calls"], shim["graph_launch"]),
+            ("graph launches", records["graph_calls"], graph),
             ("kernels of launches", records["direct_kernels"], direct),
             ("kernels of graphs", records["graph_kernels"], shim["graph_kernels"]),
             ("all calls", records["direct_calls"] + records["graph_calls"], shim["total"]),
@@ -95,7 +104,7 @@ def compare(records, shim):
         "profiler_kernels": records["direct_kernels"] + records["graph_kernels"],
         "profiler_calls_by_name": records["by_name"],
         "shim_launches": direct,
-        "shim_graph_launches": shim["graph_launch"],
+        "shim_graph_launches": graph,
         "shim_graph_kernels": shim["graph_kernels"],
         "shim": shim,
         "differences": differences,

@@ -36,7 +36,7 @@ PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "lo
 # Tally's paper (ASPLOS 2025): mean p99 overhead over 36 pairs, queueing left out.
 PAPER_P99_OVER_SOLO = 1.072
 FORMS = ("preemptible", "sliced", "sm_limited", "graph_chained")
-ADDED_NS_HIGH_MAX = 100  # DESIGN: what a high-priority launch may cost more
+ADDED_NS_HIGH_MAX = 100  # SPECIFICATION.md, "Ungated launch": what it may cost more
 
 
 class Notes:
@@ -56,21 +56,24 @@ class Notes:
         return [f"[^{i}]: {text}" for i, text in enumerate(self.texts, 1)]
 
 
+PAIR_TERMS = (
+    ("solo", "the inference has the GPU to itself"),
+    ("beside idle", "other programs are connected and idle; a GPU's context is faster then (docs/internals.md), so this is the stricter base"),
+    ("p50, p99", "of the service time, without queueing, as in Tally's paper"),
+    ("queued p99", "with queueing; compared with the queued p99 of solo"),
+    ("best-effort share", "rate of the training over its rate alone"),
+    ("of its own", "the same over the rate that this very process had alone in that mode"),
+    ("vendor kernels", "whether kernels of NVIDIA's closed libraries were transformed too; then the training loads its kernels eagerly"),
+    ("launches transformed", "of the training, in any form; in brackets, how many yielded"),
+)
+
+
 def pair_section(content, notes):
     """Co-location, one table for each pair, load and device."""
     lines = ["## Co-location", ""]
     lines += ["Command: `bench/gpu/run.sh --bundle DIR --out DIR pairs`. Rows: `results/pairs.json`.", ""]
-    lines += [
-        (
-            "An inference with Poisson arrivals next to a training, one window a mode, the same arrivals in each. Solo: the "
-            "inference with the GPU to itself. Beside idle: the same while other programs are connected and idle; a GPU's "
-            "context is faster then (docs/internals.md), so that this is the stricter figure to compare with. Service "
-            "time leaves queueing out, as Tally's paper does; *queued* includes it, against the queued p99 of "
-            "solo. Best-effort share: training rate over its rate alone; of its own: over what the very process made alone in that mode. Vendor kernels: whether those of NVIDIA's "
-            "closed libraries were transformed as well (trainings that load their kernels eagerly, for else many of these may not be transformed). Launches transformed: of the training, in any form; in brackets, how many yielded."
-        ),
-        "",
-    ]
+    lines += ["An inference with Poisson arrivals runs beside a training: one window a mode, with the same arrivals in each.", ""]
+    lines += [*(f"- *{term}*: {meaning}." for term, meaning in PAIR_TERMS), ""]
     lines += summary(content)
     groups = {}
     for row in content:
@@ -165,12 +168,12 @@ def summary(content):
         (
             "Means over the pairs "
             + ", ".join(f"{hp} + {be}" for hp, be in sorted(SUMMARY))
-            + ". The eager inference's p99 alone varies by half from run to run, so that means without it, of CUDA graphs only, stand beside. "
-            "System throughput: requests served of those that arrived, plus the best-effort share. The paper's figures are of "
-            "other pairs on an A100. An inference alone under MPS is itself up to a quarter slower than without (`own_solo_p50_ms` "
-            "in the rows): no policy can win that back in mode `mps`. In `tally-timeslice` nothing is transformed under `tally-priority`, so "
-            "that vendor kernels make no difference there. A pair is left out of a mode where the inference alone was "
-            "slower than that by then, for its host was."
+            + ". The p99 of the eager inference alone varies by half from run to run, so the columns *CUDA graphs only* leave it out. "
+            "System throughput is the share of arrived requests that were served, plus the best-effort share. The paper's figures "
+            "are of other pairs on an A100. Under MPS an inference alone is already up to a quarter slower than without it "
+            "(`own_solo_p50_ms` in the rows), which no policy can win back. In `tally-timeslice`, `tally-priority` transforms nothing, "
+            "so vendor kernels make no difference there. A pair is left out of a mode if its inference alone had become slower by "
+            "then, because the host had."
         ),
         "",
     ]

@@ -129,12 +129,12 @@ def main(suite):
         images = {kind: pool.submit(compile_kernels, suite, target, kind) for kind in ("cubin", "ptx")}
         programs = {name: future.result() for name, future in programs.items()}
         images = {kind: future.result() for kind, future in images.items()}
-    forms = {"ptx prelude": rewrite(suite, images["ptx"], "prelude", arch)}
-    forms["ptx sub-grid"] = rewrite(suite, images["ptx"], "sub-grid", arch)
+    forms = {"ptx prelude": rewrite(suite, images["ptx"], "by-claims", arch)}
+    forms["ptx sub-grid"] = rewrite(suite, images["ptx"], "by-offset", arch)
     if arch in PATCHED:
         forms = {
-            "sass prelude": rewrite(suite, images["cubin"], "prelude", arch),
-            "sass sub-grid": rewrite(suite, images["cubin"], "sub-grid", arch),
+            "sass prelude": rewrite(suite, images["cubin"], "by-claims", arch),
+            "sass sub-grid": rewrite(suite, images["cubin"], "by-offset", arch),
             **forms,
         }
     for name, form in forms.items():

@@ -1,14 +1,13 @@
 """What the shim costs a program that is alone: per request, and per launch.
 
-Requests: plain, high-priority and best-effort ResNet-50 processes all stay
-alive and are measured in turn, a fraction of a second each, round after round;
-one that is not measured is idle. So slow drifts (clocks, heat) hit every kind
-alike, and several processes of a kind average what differs from one process to
-the next (address layout, placement). Each kind of client has a core of its own,
-so each is alone from its core's view. `noise` is the ratio between two halves
+Requests: plain and high-priority ResNet-50 processes all stay alive and are
+measured in turn, a fraction of a second each, round after round; one that is
+not measured is idle. So slow drifts (clocks, heat) hit both kinds alike, and several processes of a kind average what differs from one process to
+the next (address layout, placement). Clients of each class have a core of their
+own, so each class is alone from its core's view. `noise` is the ratio between two halves
 of the plain processes: differences below it mean nothing.
 
-Launches: `native/launch.cpp`, which in each process compares bursts by way of
+Launches, also of best-effort clients: `native/launch.cpp`, which in each process compares bursts by way of
 the shim with bursts straight into the driver, in turns: processes differ by
 more than the shim costs. In a plain process both are the same: the noise.
 """

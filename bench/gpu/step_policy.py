@@ -374,7 +374,7 @@ def misbehave(stage, kind, trainings, failures):
     core, file = stage.core, stage.suite.work / f"chaos-{kind}.conf"
     file.write_text(f"always {number}")
     state = core.status()
-    before, fallbacks = faults_of(state["policy"], names), state["policy"]["fallbacks"]
+    before, by_rule = faults_of(state["policy"], names), state["policy"]["built_in_rule_launches"]
     trainings.begin()
     window_s = BEFORE_S + AFTER_S
     start_at = stage.serve(window_s)
@@ -405,7 +405,7 @@ def misbehave(stage, kind, trainings, failures):
         "back_ms": ms("back"),
         "message": seen.get("message"),
         "loaded_because": seen.get("loaded_because"),
-        "fallbacks": policy["fallbacks"] - fallbacks,
+        "built_in_rule_launches": policy["built_in_rule_launches"] - by_rule,
         "fault_cost_us_max": policy["fault_cost_us"]["max"],
         "before_ms": times([s for end, s, _ in rows if end < sent]),
         "around_ms": times(around),

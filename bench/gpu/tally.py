@@ -116,13 +116,9 @@ def client(state, name, pid=None):
 
 def launches(entry):
     """The launch counters of a connected client (schema 1); a missing one is an error."""
-    entry_points = entry["launches_by_entry_point"]
     return {
         "total": entry["launches"],
-        "launch_kernel": entry_points["kernel"],
-        "launch_kernel_ex": entry_points["kernel_ex"],
-        "launch_cooperative": entry_points["cooperative"],
-        "graph_launch": entry_points["graph"],
+        "by_entry_point": entry["launches_by_entry_point"],
         "graph_kernels": entry["graph_kernels"],
         "captured": entry["captured"],
     }

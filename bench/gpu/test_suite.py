@@ -133,8 +133,8 @@ def kernel(correlation):
 
 
 REGION = {"name": "r", "cat": "user_annotation", "ts": 100, "dur": 100}
-SHIM = {"launch_kernel": 1, "launch_kernel_ex": 2, "launch_cooperative": 0}
-SHIM |= {"graph_launch": 1, "graph_kernels": 3, "total": 4, "captured": 0}
+ENTRY_POINTS = {"kernel": 1, "kernel_ex": 2, "cooperative": 0, "graph": 1}
+SHIM = {"graph_kernels": 3, "total": 4, "captured": 0}
 
 
 class LaunchRecords(unittest.TestCase):
@@ -165,15 +165,27 @@ class LaunchRecords(unittest.TestCase):
 
     def test_equal_and_not(self):
         records = launch_records.count_records(self.events(), "r")
-        self.assertTrue(launch_records.compare(records, SHIM)["equal"])
-        for key in SHIM:
-            entry = launch_records.compare(records, {**SHIM, key: SHIM[key] + 1})
+        right = {**SHIM, "by_entry_point": ENTRY_POINTS}
+        self.assertTrue(launch_records.compare(records, right)["equal"])
+        wrong = [(key, {**right, key: right[key] + 1}) for key in SHIM]
+        for key, count in ENTRY_POINTS.items():
+            wrong.append((key, {**right, "by_entry_point": {**ENTRY_POINTS, key: count + 1}}))
+        for key, shim in wrong:
+            entry = launch_records.compare(records, shim)
             self.assertFalse(entry["equal"], key)
             self.assertTrue(entry["differences"])
 
+    def test_counters_of_a_region(self):
+        before = {**SHIM, "by_entry_point": {**ENTRY_POINTS, "kernel": 7}}
+        after = {**SHIM, "total": 6, "by_entry_point": {**ENTRY_POINTS, "kernel": 9}}
+        counted = launch_records.difference(before, after)
+        self.assertEqual((counted["total"], counted["by_entry_point"]["kernel"]), (2, 2))
+        self.assertEqual(counted["by_entry_point"]["graph"], 0)
+
     def test_nothing_recorded_is_not_equal(self):
         records = launch_records.count_records([REGION], "r")
-        self.assertFalse(launch_records.compare(records, dict.fromkeys(SHIM, 0))["equal"])
+        none = {**dict.fromkeys(SHIM, 0), "by_entry_point": dict.fromkeys(ENTRY_POINTS, 0)}
+        self.assertFalse(launch_records.compare(records, none)["equal"])
 
     def test_launch_names(self):
         yes = "cudaLaunchKernel cuLaunchKernelEx cudaLaunchKernelExC_v11060 cuGraphLaunch_ptsz cudaLaunchCooperativeKernel"

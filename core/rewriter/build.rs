@@ -1,5 +1,5 @@
 //! Computes a version of the rewriter: a hash over the sources of this crate and of the PTX parser, so that
-//! forms kept on disk (`src/kept.rs`) are not taken for those that other code would make.
+//! forms kept on disk (`src/disk_cache.rs`) are not taken for those that other code would make.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};

@@ -58,8 +58,8 @@ pub struct ClientStatus {
     pub waited_ms: f64,
     /// Time launches waited, by the account of the client's threads, ms.
     pub waited_client_ms: f64,
-    /// GPU time that the accounts count, ms: what its launches were charged; of a high-priority
-    /// client the time that it was busy.
+    /// GPU time that its launches were charged, ms: measured, or else estimated from when the end was seen. For a
+    /// high-priority client, the time that it was busy.
     pub charged_ms: f64,
     /// Time of its launches seen on the device, ms; only those timed, `launches_measured`. Of
     /// launches that ran beside others it includes time in which the others ran.
@@ -182,7 +182,7 @@ pub struct Decisions {
     /// Run whole because the form decided was not on offer, or could not be done.
     pub degraded: u64,
     /// Decided by the built-in rule because the policy failed.
-    pub fallback: u64,
+    pub built_in_rule: u64,
     pub completed: u64,
 }
 

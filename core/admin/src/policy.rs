@@ -137,7 +137,7 @@ pub struct PolicyReport {
     /// Calls of event functions, all policies of this run of the core.
     pub events: u64,
     /// Launches decided by the built-in rule because the policy failed.
-    pub fallbacks: u64,
+    pub built_in_rule_launches: u64,
     /// Calls that failed, all policies of this run of the core.
     pub faults: Faults,
     /// The same number as `faults.trap`, at the top level for alerts.

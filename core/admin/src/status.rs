@@ -144,6 +144,6 @@ pub struct RefreshStatus {
     pub every_ms: u64,
     /// `waiting for clients of both classes`, `running`, or why there are no more.
     pub state: String,
-    /// Changes of context so far.
+    /// Changes of context made so far.
     pub count: u64,
 }

@@ -70,7 +70,7 @@ fn compile(arguments: impl Iterator<Item = OsString>) -> Result<(), (i32, String
 
 /// A component's native code, in wasmtime's own form; with the shorter way into its functions unless `as_it_is`.
 pub fn native(engine: &Engine, component: &[u8], as_it_is: bool) -> wasmtime::Result<Vec<u8>> {
-    // What is said of a component that does not compile is about the file as it is; so that one is compiled twice.
+    // If the shortened component does not compile, compile the file as it is, so that the error is about the file.
     let shortened = if as_it_is { None } else { entry::shortened(component) };
     match shortened.map(|bytes| engine.precompile_component(&bytes)) {
         Some(Ok(code)) => Ok(code),

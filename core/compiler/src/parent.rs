@@ -20,7 +20,7 @@ use wasmtime::{Engine, Precompiled};
 const THIS_PROGRAM: &str = "/proc/self/exe";
 /// What is read of the compiler's messages.
 const SAID_BYTES_MAX: u64 = 16 << 10;
-/// Wall-clock time beyond the CPU time: on a busy machine the compiler is not given all that it may use.
+/// The compiler may take this many times its CPU time by the wall clock: a busy machine gives it only a share.
 const WALL_FACTOR: u64 = 10;
 /// Beginning of Rust's message before it aborts for want of memory.
 const OUT_OF_MEMORY: &str = "memory allocation of";
@@ -117,7 +117,7 @@ impl Compiler {
         bounds::check(component)?;
         let code = |as_it_is| self.code(engine, component, as_it_is, limits, cancel);
         match take_over(engine, &code(false)?) {
-            // Perhaps for what the shorter way into its functions adds.
+            // Perhaps the forwarding module (`entry`) made it too large: compile the file as it is, with a new budget.
             Err(CompileError::Unfit(_)) => take_over(engine, &code(true)?),
             taken => taken,
         }

@@ -125,7 +125,8 @@ limits! {
         STALL_NS: u64 = 1_000_000_000, Ns;
         /// Faults that disable a policy. Default of `policy.limits.faults_max`.
         FAULTS_MAX: u32 = 3, Count;
-        /// Faults are forgotten once there was none for so long. Default of `policy.limits.faults_forgotten_after_s`.
+        /// Time without a fault after which earlier faults are forgotten. Default of
+        /// `policy.limits.faults_forgotten_after_s`.
         FAULTS_FORGOTTEN_AFTER_S: u64 = 600, S;
         /// Lines that a policy may log in one second; more are dropped and counted.
         /// Default of `policy.limits.log_lines_per_s_max`.
@@ -153,7 +154,8 @@ limits! {
         REASON_BYTES_MAX: usize = 64, Bytes;
         /// The data that `snapshot` gives. Beyond it: fault *overrun*, and the next policy starts without state.
         SAVED_BYTES_MAX: usize = 256 << 10, Bytes;
-        /// The name of the format of that data. Beyond it: the same.
+        /// The name of the format of the data that `snapshot` gives. Beyond it: fault *overrun*, and the next policy
+        /// starts without state.
         SAVED_FORMAT_BYTES_MAX: usize = 256, Bytes;
         /// Why `restore` refuses; longer texts are shortened.
         REFUSAL_BYTES_MAX: usize = 1024, Bytes;
@@ -200,16 +202,17 @@ limits! {
         KERNEL_SLOTS: usize = 4_096, Count;
         /// A client's launches in parts that are under way. Further ones run whole.
         LAUNCHES_OPEN_MAX: usize = 64, Count;
-        /// Parts of one client's launches that are under way. Beyond it launches run whole: a part takes two
-        /// entries of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
+        /// Parts under way of a client's launches in parts, beyond which launches run whole: a part takes two entries
+        /// of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
         PARTS_OPEN_MAX: usize = 24, Count;
         /// Copies of code images of a client. Kernels of further images run whole.
         COPIED_BYTES_MAX: usize = 64 << 20, Bytes;
         /// CUDA graphs of a client that are remembered; later ones run whole.
         GRAPHS_KEPT_MAX: usize = 4_096, Count;
-        /// Nodes of the remembered graphs of a client, in all; graphs beyond it run whole.
+        /// Nodes of all CUDA graphs of a client that are remembered; graphs beyond it run whole.
         GRAPH_NODES_KEPT_MAX: usize = 524_288, Count;
-        /// Parts of one graph. A graph that would have more runs whole.
+        /// Parts of one graph; one that would have more runs whole. A guard: launches ask for at most 32 parts of about
+        /// the same size, and for 16 kernels by themselves.
         GRAPH_PARTS_MAX: usize = 256, Count;
         /// Parts of all graphs of a client.
         GRAPH_EXECS_MAX: usize = 4_096, Count;
@@ -259,11 +262,11 @@ limits! {
         /// Launches that are let into a full window in which nothing ends, each `engine.window_stall_ms`: one, then
         /// two, four and at most so many.
         STALL_BURST_MAX: u32 = 256, Count;
-        /// Clients; the most that `admission.clients_max` may be.
+        /// The most that `admission.clients_max` may be.
         CLIENTS_MAX: usize = 4_096, Count;
         /// SMs of a GPU; more make no sense in a setting, and profiles of such a GPU are not kept.
         SMS_MAX: u32 = 1_024, Count;
-        /// Numbers that `width.reserve_sms` may list. A longer list is refused.
+        /// Entries of `sm_limits.reserve_sms`.
         RESERVES_MAX: usize = 16, Count;
         /// The most that `sharing.timeslice.linger_us` may be.
         LINGER_US_MAX: u32 = 1_000, Us;
@@ -282,20 +285,22 @@ limits! {
         /// Connections that have not registered: an eighth for one user (a quarter if trusted), three eighths for
         /// trusted users only.
         UNREGISTERED_MAX: usize = 256, Count;
-        /// Connections that have not registered yet, if the core may open fewer than 4 096 files.
+        /// Connections that have not registered, if the core may open fewer than 4 096 files.
         UNREGISTERED_FEW_MAX: usize = 32, Count;
         /// Launches that one pass of the dispatch thread takes from all clients; each has an equal share, 2 at least.
         PASS_SUBMISSIONS_MAX: usize = 512, Count;
-        /// The most of these that one client may have, and that all clients of one user may have together.
+        /// Launches that one pass of the dispatch thread takes from one client, and from all clients of one user
+        /// together.
         PASS_SUBMISSIONS_CLIENT_MAX: usize = 24, Count;
         /// Streams that one pass looks at, and ends of launches that it takes, of all clients; each has an equal
         /// share, 2 at least.
         PASS_COMPLETIONS_MAX: usize = 2_048, Count;
-        /// The most of these that one client may have, and that all clients of one user may have together.
+        /// Streams, and ends of launches, that one pass of the dispatch thread takes from one client, and from all
+        /// clients of one user together.
         PASS_COMPLETIONS_CLIENT_MAX: usize = 256, Count;
         /// Threads that one pass wakes of all clients of one user, and system calls that it needs for that.
         PASS_WAKES_USER_MAX: u32 = 12, Count;
-        /// Time that a registration beyond the rate waits before it is refused.
+        /// Time that a registration beyond `admission.user_joins_per_s` waits before it is refused.
         JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.
         JOINS_BURST: u32 = 64, Count;
@@ -303,8 +308,8 @@ limits! {
         ADMIN_CONNECTIONS_MAX: usize = 32, Count;
         /// Admin connections of one user that is no admin.
         ADMIN_CONNECTIONS_USER_MAX: usize = 4, Count;
-        /// Time between two requests of all users together that are no admins; they wait.
-        STRANGERS_PAUSE_MS: u64 = 50, Ms;
+        /// Time between two requests of users who are not admins, all of them together. Requests that come sooner wait.
+        NON_ADMIN_PAUSE_MS: u64 = 50, Ms;
         /// A request at the admin socket; longer ones are refused.
         REQUEST_BYTES_MAX: usize = 16 << 10, Bytes;
         /// A file of profiles; larger ones are set aside.
@@ -313,7 +318,7 @@ limits! {
         LOG_BYTES_MIN: u64 = 64 << 10, Bytes;
         /// The least room between the dispatch thread and a reader of its records.
         LOG_RING_BYTES_MIN: usize = 4 << 10, Bytes;
-        /// The most of it.
+        /// The most room between the dispatch thread and a reader of its records.
         LOG_RING_BYTES_MAX: usize = 1 << 30, Bytes;
     }
 }

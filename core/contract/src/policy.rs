@@ -228,8 +228,8 @@ pub struct Completion {
     /// Time seen on the device, as its client reports it, bounded by what can be true; `None` if
     /// nobody timed it.
     pub measured_ns: Option<u64>,
-    /// GPU time that the accounts count for it: what was measured, or the share of the time until
-    /// its end was seen, in bounds that its prediction sets.
+    /// GPU time that it is charged: the measured time, or else the share of the time until its end was seen, within
+    /// bounds that its prediction sets.
     pub charged_ns: u64,
 }
 

@@ -34,8 +34,8 @@ pub enum LogFormat {
 
 /// The Tally core: decides which GPU kernels run when, by a policy in WebAssembly.
 ///
-/// Programs started with `tallyctl run` register here; high-priority ones never
-/// wait, the others' launches are decided one by one by the loaded policy.
+/// Programs started with `tallyctl run` register here. High-priority launches do not wait, unless the
+/// policy gates their client; the policy decides each best-effort launch.
 #[derive(Debug, Parser)]
 #[command(name = "tally-core", version, after_help = AFTER_HELP)]
 pub struct Cli {

@@ -40,19 +40,19 @@ pub struct Config {
     pub admin: Admin,
     /// The policy that decides about launches.
     pub policy: Policy,
-    /// Defaults of the scheduler.
+    /// The scheduling engine: windows, holds and stalls.
     pub engine: Engine,
     /// The thread that takes launches and answers them.
     pub dispatch: Dispatch,
-    /// Settings that clients are told when they register.
+    /// How clients behave; the core tells them when they register.
     pub client: Client,
     /// How clients share the GPU.
     pub sharing: SharingMode,
     /// Transformed forms of best-effort clients' kernels.
     pub rewrite: Rewrite,
     /// Launches on some of the SMs.
-    pub width: Width,
-    /// What is kept of kernels between runs.
+    pub sm_limits: SmLimits,
+    /// What is kept on disk about kernels between runs of the core.
     pub profiles: Profiles,
     /// The log of what reaches the policy and what it decides.
     pub log: Log,
@@ -63,18 +63,18 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// File of the policy's component. Default: `policies/tally-priority.wasm` next to the program, else
+    /// The policy's component. Default: `policies/tally-priority.wasm` next to the program, else
     /// `../lib/tally/policies/tally-priority.wasm`.
     pub file: Option<PathBuf>,
     /// Configuration file that is passed to the policy. Default: none.
     pub config_file: Option<PathBuf>,
-    /// End with exit code 3 if the policy cannot be loaded at start. `false`: start with the built-in rule,
-    /// which `tallyctl status` shows.
+    /// End with exit code 3 if the policy cannot be loaded at start. `false`: start with the built-in
+    /// rule, which `tallyctl status` shows.
     pub required: bool,
-    /// Load the policy again when its file or its configuration file changes. SIGHUP and `tallyctl policy
-    /// load` load it again, too.
+    /// Load the policy again when its file or its configuration changes. SIGHUP and `tallyctl policy
+    /// load` do so in any case.
     pub watch: bool,
-    /// How long a changed file must stay as it is before it is loaded.
+    /// How long a changed file must stay unchanged before it is loaded.
     #[schemars(range(min = 1, max = 60_000))]
     pub debounce_ms: u64,
     /// What policies may do and see beyond scheduling best effort: `identity` (names and labels of clients),
@@ -84,8 +84,8 @@ pub struct Policy {
     pub capabilities: Capabilities,
     /// Which policies may be loaded. By default any that an admin asks for.
     pub trust: TrustSettings,
-    /// What a policy may use. `preset = "interpreted"`, for components with an interpreter in them, gives the keys of
-    /// this table other defaults.
+    /// What a policy may use. `preset = "interpreted"`, for components with an interpreter (JavaScript, Python),
+    /// gives the keys of this table other defaults.
     pub limits: Limits,
     /// What becomes of a policy that fails `faults_max` times (`[policy.limits]`): the built-in rule serves
     /// at once, and another policy may take its place.
@@ -111,21 +111,22 @@ impl Default for Policy {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
-    /// Predicted GPU time that a client may have unfinished, unless the policy sets another window for it.
+    /// Predicted GPU time that a client may have unfinished, unless the policy sets another window.
     #[schemars(range(min = 1, max = 60_000_000))]
     pub window_us: u64,
-    /// Longest time for which a policy can hold a launch; longer holds are shortened to it.
+    /// Longest time that one answer of the policy may hold a launch; longer holds are shortened to it.
     #[schemars(range(min = 1, max = HOLD_NS_MAX_LARGEST / 1_000_000))]
     pub hold_ms_max: u64,
-    /// Time without high-priority work after which the built-in rule grants best-effort launches.
+    /// Idle gap after high-priority work for which the built-in rule holds best-effort launches.
     #[schemars(range(max = 1_000_000))]
-    pub fallback_idle_gap_us: u64,
-    /// If no launch of a full window ends for this long, another one is granted, then two, four and up to
-    /// 256: kernels in flight may be waiting for them (kernels that synchronise across streams or GPUs).
+    pub built_in_rule_idle_gap_us: u64,
+    /// If nothing ends in a full window for this time, one more launch is granted, then two, four and up
+    /// to 256, because the launches in flight may wait for them (kernels that wait for each other across
+    /// streams or GPUs).
     #[schemars(range(min = 1, max = 3_600_000))]
     pub window_stall_ms: u64,
-    /// A high-priority client that is busy for this long without a launch counts as idle until its next
-    /// launch: it may wait for best-effort work that is held for its sake. 0: it never counts as idle.
+    /// A high-priority client that is busy for this time without launching anything counts as idle until
+    /// its next launch: it may itself wait for best-effort work. 0: never.
     #[schemars(range(max = 3_600_000))]
     pub high_stall_ms: u64,
 }
@@ -135,7 +136,7 @@ impl Default for Engine {
         Engine {
             window_us: 1_000,
             hold_ms_max: HOLD_NS_MAX / 1_000_000,
-            fallback_idle_gap_us: 100,
+            built_in_rule_idle_gap_us: 100,
             window_stall_ms: 500,
             high_stall_ms: 5_000,
         }
@@ -145,19 +146,18 @@ impl Default for Engine {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dispatch {
-    /// Time that the dispatch thread spins after the last activity before it sleeps. Default: 2000 with at
-    /// least 8 CPUs, 50 with 4, else 0.
+    /// How long the dispatch thread spins after the last activity before it sleeps. Default: 2000 with
+    /// at least 8 CPUs, 50 with 4, else 0.
     #[schemars(range(max = 1_000_000))]
     pub spin_us: Option<u64>,
-    /// CPU that the dispatch thread runs on. Default: any.
+    /// The CPU that the dispatch thread runs on. Default: any.
     #[schemars(range(max = CPU_MAX))]
     pub pin_cpu: Option<u32>,
-    /// Interval at which the sleeping dispatch thread looks for completions while a launch waits for one in
-    /// flight; it grows while nothing ends.
+    /// How often the dispatch thread looks for ended launches while it sleeps and a launch waits for one
+    /// in flight; rarer, the longer nothing ends.
     #[schemars(range(min = 5, max = 10_000))]
     pub completion_poll_us: u64,
-    /// Time after which a high-priority client that is busy and does not launch is asked whether it is still
-    /// busy.
+    /// A high-priority client that is busy for this time without launching is asked whether it still is.
     #[schemars(range(min = 50, max = 1_000_000))]
     pub probe_after_us: u64,
 }
@@ -181,7 +181,7 @@ impl Dispatch {
 pub enum Fail {
     /// Run its launches unscheduled.
     Open,
-    /// Hold its launches until there is a core.
+    /// Hold launches until a core is there.
     Hold,
 }
 
@@ -223,18 +223,18 @@ fn by_cpus(from_8: u64, from_4: u64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rewrite {
-    /// Give best-effort clients' kernels transformed forms where a policy asks for them, so that they yield
-    /// at block boundaries. Results do not change.
+    /// Give best-effort kernels transformed forms where the policy asks for them, so that they yield at
+    /// block boundaries. Results do not change.
     pub enabled: bool,
-    /// Also transform kernels of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence forbids
-    /// modifying them: read the operator's guide before switching it on.
+    /// Transform also the kernels of NVIDIA's closed libraries (cuBLAS, cuDNN, ...). Their licence
+    /// forbids modifying them: read the operator's guide before you switch it on.
     pub vendor_libraries: bool,
-    /// A launch that has not yielded this long after it was asked to is helped to its end, and its kernel is
-    /// never transformed again.
+    /// A launch that was asked to yield and has not done so after this time is rescued: its remaining
+    /// blocks are launched once more beside it. Its kernel is never transformed again.
     #[schemars(range(min = 1, max = 10_000))]
     pub rescue_ms: u32,
-    /// Size of the transformed forms that each user's programs keep on disk for their next start, at most. 0:
-    /// they keep none.
+    /// Disk space for transformed kernels that the programs of each user keep for their next start. 0:
+    /// keep none.
     #[schemars(range(max = 65_536))]
     pub cache_mib: u32,
 }
@@ -247,32 +247,31 @@ impl Default for Rewrite {
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Width {
-    /// With sharing mode `mps`, each best-effort client gets a green context for each of these numbers, which
-    /// leaves that many SMs free (rounded up to what the GPU can split off). `[]`: no green contexts.
+pub struct SmLimits {
+    /// In the sharing mode `mps`, each best-effort client gets one green context for each number. It keeps that many
+    /// SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
 }
 
-impl Default for Width {
+impl Default for SmLimits {
     fn default() -> Self {
-        Width { reserve_sms: vec![16, 32, 64] }
+        SmLimits { reserve_sms: vec![16, 32, 64] }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profiles {
-    /// Keep profiles for the core's next run: measured times of kernels, and which kernels must not be
-    /// transformed.
+    /// Keep for the next run of the core how long kernels take and which must not be transformed.
     pub enabled: bool,
-    /// Folder of the profiles, with a file for each GPU. Made with mode 0700 if missing. Default:
+    /// Folder of the profiles, one file for each GPU; made with mode 0700 if it is missing. Default:
     /// `$XDG_STATE_HOME/tally`, else `/var/lib/tally` for root, else `~/.local/state/tally`.
     pub directory: Option<PathBuf>,
-    /// Interval at which changed profiles are written; they are also written when the core stops in order.
+    /// How often changed profiles are written; they are also written when the core stops.
     #[schemars(range(min = 1, max = 86_400))]
     pub save_every_s: u64,
-    /// Kernels (name, image, grid, block) whose profiles are kept; those with the least measured GPU time are
+    /// Kernels (name, image, grid, block) in the profiles. Those with the least measured GPU time are
     /// dropped first.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub kernels_max: usize,
@@ -333,14 +332,14 @@ impl SharingChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharingMode {
-    /// How clients share the GPU.
+    /// Which mechanism divides the GPU among clients.
     pub mode: SharingChoice,
-    /// End with exit code 1 if mode `mps` is not available. `false`: fall back to `timeslice`, and say why in
-    /// `tallyctl status`.
+    /// End with exit code 1 if `mode` is `mps` and MPS is not available. `false`: use `timeslice` instead, and say
+    /// why in `tallyctl status`.
     pub required: bool,
-    /// Hardware time slices, with mode `timeslice`. 0 leaves the driver's, about 2 ms.
+    /// Hardware time slices in the sharing mode `timeslice`. 0 leaves the driver's slice, about 2 ms.
     pub timeslice: Timeslice,
-    /// NVIDIA MPS, with mode `mps`.
+    /// NVIDIA MPS, for the sharing mode `mps`.
     pub mps: Mps,
 }
 
@@ -358,19 +357,20 @@ impl Default for SharingMode {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeslice {
-    /// Time slice of a best-effort client that is the only one; it runs on while high-priority clients are idle.
+    /// Time slice of a best-effort client while it is the only one. It keeps the GPU while high-priority
+    /// clients are idle.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_us: u64,
     /// Time slice of each best-effort client while several are connected; never shorter than
-    /// `best_effort_us`. Slices shorter than a change between two contexts, about 0.2 ms, let none of them
-    /// make progress.
+    /// `best_effort_us`. With slices shorter than a change between two contexts, about 0.2 ms, none of
+    /// them makes progress.
     #[schemars(range(max = 1_000_000))]
     pub best_effort_shared_us: u64,
     /// Time slice of high-priority clients.
     #[schemars(range(max = 1_000_000))]
     pub high_us: u64,
-    /// Time that the GPU stays with a high-priority client whose work is done, so that a request which
-    /// follows at once needs no context switch. 0: it does not stay.
+    /// How long the GPU stays with a high-priority client after its work is done, so that a request
+    /// which follows at once finds it there. 0: leave at once.
     #[schemars(range(max = LINGER_US_MAX))]
     pub linger_us: u32,
 }
@@ -441,7 +441,7 @@ impl Config {
             vendor_libraries: self.rewrite.vendor_libraries,
             rescue_ms: self.rewrite.rescue_ms,
             cache_mib: self.rewrite.cache_mib,
-            reserve_sms: self.width.reserve_sms.clone(),
+            reserve_sms: self.sm_limits.reserve_sms.clone(),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::dispatch::handover::FaultCost;
 use tally_decision_log::About;
 use tally_decision_log::record::SavedState;
 use tally_decision_log::recorder::Described;
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::{
     Answer, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy, Subscriptions,
     WINDOW_OPEN,
@@ -111,7 +111,7 @@ impl Loaded {
 
     /// The built-in rule: what serves when no policy could be loaded.
     pub fn built_in(idle_ns: u64) -> Self {
-        Loaded::native(Box::new(BuiltIn { idle_ns }))
+        Loaded::native(Box::new(BuiltInRule { idle_ns }))
     }
 
     /// Grants everything: what a core that drains makes active, so that no launch stays held behind it.

@@ -18,10 +18,10 @@ const TICKS: u64 = 100;
 /// Longest file of `/proc` read.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
-/// Why a process counts as a stranger.
+/// Why a process counts as being in a container, whatever its user number is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// It is in a container, or another one than the core.
+    /// It is in another PID namespace than the core.
     #[error("its PID namespace is not the core's (it is in a container)")]
     PidNamespace,
     /// It is in another user namespace, where user ids mean other users.

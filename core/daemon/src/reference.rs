@@ -69,7 +69,8 @@ fn example() -> String {
 fn configuration() -> String {
     document(
         "Configuration of `tally-core`",
-        "The file is TOML. Every key has a default, and an unknown key or a value out of its range is an error. \
+        "The file is TOML, and the core reads it once, at start. Every key has a default, and an unknown key or a \
+         value out of its range is an error. \
          [`tally-core.example.toml`](../../core/daemon/tally-core.example.toml) is a file of all defaults; \
          `tally-core --config FILE --check-config` checks a file.",
         &tables(&tally_settings::schema::<Config>(), &json!(Config::default()), &[interpreted()]),
@@ -115,7 +116,7 @@ mod tests {
         }
         assert!(keys > 60, "{keys}");
         assert!(
-            text.contains("| `hold_ms_max` | number | `1_000` | 1 to 60_000 | ms | Longest hold;"),
+            text.contains("| `hold_ms_max` | number | `1_000` | 1 to 60_000 | ms | Longest "),
             "{text}"
         );
         let mut rows = text.lines().filter(|line| line.starts_with('|'));

@@ -92,7 +92,7 @@ fn settings(config: &Config) -> Settings {
         engine: EngineConfig {
             window_ns: config.engine.window_us * 1_000,
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,
-            fallback_idle_ns: config.engine.fallback_idle_gap_us * 1_000,
+            built_in_rule_idle_ns: config.engine.built_in_rule_idle_gap_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
             policy_stall_ns: config.policy.strikes.stall_ns(),
             ..EngineConfig::default()
@@ -111,7 +111,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let mut settings = settings(&config);
     let loader = Arc::new(Loader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
-        PolicySlot::open(loader, &config.policy, settings.engine.fallback_idle_ns)?;
+        PolicySlot::open(loader, &config.policy, settings.engine.built_in_rule_idle_ns)?;
     let sharing = SharingMode::establish(&config.sharing, socket::folder(&path)).await?;
     settings.engine.sharing = sharing.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
@@ -154,7 +154,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         pinned,
         gpus: Arc::new(Gpus::listed()),
         status_turn: Mutex::new(()),
-        strangers_turn: Mutex::new(()),
+        non_admins_turn: Mutex::new(()),
         helpers: Helpers::default(),
         room,
         places,

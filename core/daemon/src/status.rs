@@ -15,7 +15,7 @@ use tally_admin::{
 };
 use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
-use tally_ipc::layout::{report_state, whole_because};
+use tally_ipc::layout::{LaunchCounts, report_state, whole_because};
 
 /// The active policy; `last_disabled`: the last that was disabled, and `load_failures`: their number.
 pub fn policy_report(
@@ -42,7 +42,7 @@ pub fn policy_report(
         reasons: figures.map(|f| f.reasons.iter().map(reason).collect()).unwrap_or_default(),
         decides: s.policy.decides,
         events: s.policy.events,
-        fallbacks: s.policy.fallbacks,
+        built_in_rule_launches: s.policy.built_in_rule_launches,
         faults: Faults { failed, disabled: of(FaultKind::Disabled) },
         traps: failed.trap,
         overruns: failed.overrun,
@@ -116,7 +116,7 @@ fn decisions(n: &ClientNumbers) -> Decisions {
         preemptible: s.preemptible,
         sm_limited: s.sm_limited,
         degraded: s.degraded.saturating_add(n.shim.degraded),
-        fallback: s.fallback,
+        built_in_rule: s.built_in_rule,
         completed: s.completed,
     }
 }
@@ -233,12 +233,9 @@ fn service(n: &ServiceNumbers) -> Service {
 }
 
 fn entry_points(s: &ShimCounts) -> EntryPoints {
-    EntryPoints {
-        kernel: s.launch_kernel,
-        kernel_ex: s.launch_kernel_ex,
-        cooperative: s.launch_cooperative,
-        graph: s.graph_launch,
-    }
+    // Taken apart, so that a counter which is missing from the status does not compile.
+    let LaunchCounts { kernel, kernel_ex, cooperative, graph } = s.by_entry_point;
+    EntryPoints { kernel, kernel_ex, cooperative, graph }
 }
 
 /// A connected client; `reason`: why its last launch was decided as it was.

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use tally_decision_log::trace::Trace;
 use tally_decision_log::{Begin, Player, Reader, Record};
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 
 fn read(file: &Path) -> Vec<Record> {
     let mut log = Reader::new(BufReader::new(std::fs::File::open(file).unwrap())).unwrap();
@@ -25,10 +25,10 @@ fn read(file: &Path) -> Vec<Record> {
 
 /// The built-in rule's answers again.
 fn replay(records: &[Record]) -> Player<'static> {
-    // As `engine.fallback_idle_gap_us` is by default.
+    // As `engine.built_in_rule_idle_gap_us` is by default.
     let mut player = Player::new(|about| {
         assert_eq!(about.name, "built-in");
-        Ok(Box::new(BuiltIn { idle_ns: 100_000 }))
+        Ok(Box::new(BuiltInRule { idle_ns: 100_000 }))
     });
     for record in records {
         player.feed(record, true).unwrap();

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// The core asks for news at its end only, unless a test says otherwise.
 const RARELY: &str = "[profiles]\nsave_every_s = 3600\n";
@@ -80,7 +80,8 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     for _ in 0..3 {
         launch(&core, &mut first, Duration::from_millis(20));
     }
-    let waited = transform_state::pack(transform_state::WHOLE_ONLY, Refusal::BlocksWaited.code());
+    let waited =
+        transform_state::pack(transform_state::WHOLE_ONLY, TransformRefusal::BlocksWaited.code());
     first.region.kernels[0].transform.store(waited, Release);
     launch(&core, &mut first, Duration::from_millis(20));
     let dir = end(core);
@@ -103,7 +104,7 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     assert!(us >= 15_000.0, "{us}");
     let kernel = core.status()["kernels"][0].clone();
     assert_eq!(kernel["name"], "gemm");
-    assert_eq!(kernel["transformed"], format!("whole only: {}", Refusal::BlocksWaited));
+    assert_eq!(kernel["transformed"], format!("whole only: {}", TransformRefusal::BlocksWaited));
     // Its client knows nothing of that, and may think otherwise.
     let ready = transform_state::pack(
         transform_state::READY,
@@ -217,5 +218,5 @@ fn a_policy_is_told_of_earlier_runs() {
     let dir = end(core);
     let core = Core::start_in(dir, RARELY, &args);
     assert!(predicted_us(&core, &mut client(&core, 5)) >= 15_000.0);
-    assert_eq!(core.status()["policy"]["fallbacks"], 0);
+    assert_eq!(core.status()["policy"]["built_in_rule_launches"], 0);
 }

@@ -91,7 +91,8 @@ fn a_full_core_refuses_with_the_reason_and_admits_again() {
     let id = b.id();
     drop(b);
     eventually("b is gone", || core.client(id).is_none());
-    Client::best_effort(&core, "c");
+    // Its place is free a moment after it has left the status.
+    eventually("c is admitted", || Client::register(&core.socket, &hello("c", false)).is_ok());
 }
 
 #[test]
@@ -204,7 +205,7 @@ fn a_high_priority_client_that_is_busy_for_long_and_launches_nothing_is_not_wait
     let parks = || core.status()["core"]["parks"].as_u64().unwrap();
     let before = parks();
     eventually("the core sleeps", || {
-        other.region.counters.launch_kernel.fetch_add(1, SeqCst);
+        other.region.counters.by_entry_point.kernel.fetch_add(1, SeqCst);
         parks() > before + 2
     });
     assert!(low.answer(held).is_none());
@@ -212,7 +213,7 @@ fn a_high_priority_client_that_is_busy_for_long_and_launches_nothing_is_not_wait
     low.wait(held);
     low.complete(done);
     // It gets on.
-    high.region.counters.launch_kernel.fetch_add(1, SeqCst);
+    high.region.counters.by_entry_point.kernel.fetch_add(1, SeqCst);
     eventually("it counts again", || core.status()["high_priority_busy"] == true);
     let (second, _) = low.submit();
     assert!(low.answer(second).is_none(), "held again");
@@ -542,7 +543,7 @@ fn sums_over_clients_do_not_fall_when_one_leaves_and_how_it_left_is_told() {
     let mut client = Client::best_effort(&core, "one");
     for _ in 0..5 {
         client.launch();
-        client.region.counters.launch_kernel.fetch_add(1, Relaxed);
+        client.region.counters.by_entry_point.kernel.fetch_add(1, Relaxed);
     }
     assert_eq!(launches(), (1, 1, 5));
     let status = core.client(client.id()).unwrap();
@@ -558,6 +559,6 @@ fn sums_over_clients_do_not_fall_when_one_leaves_and_how_it_left_is_told() {
     assert_eq!(status["departed"][0]["reason"], "it closed its socket while its process runs on");
     let mut client = Client::best_effort(&core, "two");
     client.launch();
-    client.region.counters.launch_kernel.fetch_add(1, Relaxed);
+    client.region.counters.by_entry_point.kernel.fetch_add(1, Relaxed);
     assert_eq!(launches(), (2, 1, 6));
 }

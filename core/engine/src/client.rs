@@ -135,7 +135,7 @@ pub struct ClientStats {
     /// Launches seen to have yielded.
     pub launches_yielded: u64,
     /// Decided by the built-in rule because the policy failed.
-    pub fallback: u64,
+    pub built_in_rule: u64,
     /// Time launches waited between submission and answer.
     pub waited_ns: u64,
     pub completed: u64,
@@ -191,7 +191,7 @@ pub(crate) struct Client {
     /// In this pass of the engine's it was offered so often.
     pub offers: (u64, usize),
     /// The first so many that wait are answered by the built-in rule: the policy let the GPU idle.
-    pub by_rule: usize,
+    pub left_to_rule: usize,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
     /// Orders best-effort clients among themselves: the least served goes first.
@@ -227,7 +227,7 @@ impl Client {
             stall_burst: 0,
             stall_left: 0,
             offers: (0, 0),
-            by_rule: 0,
+            left_to_rule: 0,
             busy: false,
             served_ns,
             stats: ClientStats::default(),

@@ -23,7 +23,7 @@ mod state;
 mod yielding;
 
 pub use progress::Progress;
-pub use rule::{BuiltIn, fallback};
+pub use rule::{BuiltInRule, built_in_rule};
 pub use state::{ClientState, WaitsFor};
 
 use crate::client::{Client, ClientStats, Granted, Submission};
@@ -41,8 +41,8 @@ pub enum Action {
     /// Let every ticket of the client below `until` run whole, now.
     Grant {
         client: ClientId,
-        /// `u64::MAX`: the client is ungated. Falls when it is gated again, never
-        /// below a ticket that was answered or that waited under it.
+        /// `u64::MAX`: the client is ungated. Lowered when the client becomes gated again, but never below a ticket
+        /// that was already answered, or submitted while ungated.
         until: u64,
     },
     /// Run one ticket in a form other than whole.
@@ -66,7 +66,7 @@ pub struct EngineConfig {
     /// Longest hold; longer ones are shortened to it.
     pub hold_ns_max: u64,
     /// Idle gap that the built-in rule waits for after high-priority work.
-    pub fallback_idle_ns: u64,
+    pub built_in_rule_idle_ns: u64,
     /// A full window in which nothing ends for so long lets another launch in, then two, four and up to 256:
     /// what is in flight may be waiting for it (kernels that meet across streams
     /// or GPUs).
@@ -85,7 +85,7 @@ impl Default for EngineConfig {
         EngineConfig {
             window_ns: 1_000_000,
             hold_ns_max: HOLD_NS_MAX,
-            fallback_idle_ns: 100_000,
+            built_in_rule_idle_ns: 100_000,
             window_stall_ns: 500_000_000,
             policy_stall_ns: STALL_NS,
             sm_count: 0,
@@ -102,7 +102,7 @@ pub struct PolicyStats {
     /// Events that it was told.
     pub events: u64,
     /// Decisions by the built-in rule.
-    pub fallbacks: u64,
+    pub built_in_rule_launches: u64,
     /// Lost turns by reason, for all policies of this run.
     pub faults: BTreeMap<FaultKind, u64>,
     /// The last one's message.

@@ -17,5 +17,5 @@ pub mod profile;
 
 pub use client::{ClientStats, Measured, Submission};
 pub use engine::{
-    Action, BuiltIn, ClientState, Engine, EngineConfig, PolicyStats, WaitsFor, WorkDone,
+    Action, BuiltInRule, ClientState, Engine, EngineConfig, PolicyStats, WaitsFor, WorkDone,
 };

@@ -41,8 +41,7 @@ pub trait Policy {
         let _ = context;
     }
 
-    /// The engine found fault with it, in something that no single call shows. It
-    /// counts like a call that failed.
+    /// The engine reports a fault that no single call shows: a stall. It counts like a failed call.
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         let _ = (now_ns, fault);
     }

@@ -115,14 +115,14 @@ pub struct Profile {
     pub transformation: Transformation,
     /// Measured in other forms than whole, by form and its argument.
     pub forms: BTreeMap<(Form, u32), FormStats>,
-    /// [`table::VACANT`]: its place in the table is free.
+    /// The kernel's id; [`table::VACANT`]: this place in the table is free.
     id: KernelId,
     /// Clients that may launch it.
     holders: u32,
-    /// Its place is in the list of those without holders.
+    /// No client holds it: it is in the list of kernels whose place may be reused.
     idle: bool,
     news: bool,
-    /// Its place is in the list of [`Profiles::watch`].
+    /// It is in the list of changes that [`Profiles::watch`] reads.
     changed: bool,
 }
 

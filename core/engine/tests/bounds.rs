@@ -169,7 +169,7 @@ fn after_a_stall_all_that_waited_are_answered_by_the_rule_in_some_passes() {
         e.submitted(1_000, 1, submission(ticket, None), &mut out);
     }
     let stall_ns = 1_000 + EngineConfig::default().policy_stall_ns;
-    let rule = |e: &Engine| e.client_stats(1).unwrap().fallback;
+    let rule = |e: &Engine| e.client_stats(1).unwrap().built_in_rule;
     let mut by_rule = Vec::new();
     for pass in 0..4 {
         let before = rule(&e);

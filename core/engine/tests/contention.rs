@@ -4,7 +4,7 @@ mod common;
 
 use common::{info, key, submission, took};
 use tally_engine::policy::*;
-use tally_engine::{BuiltIn, Engine, EngineConfig, WaitsFor};
+use tally_engine::{BuiltInRule, Engine, EngineConfig, WaitsFor};
 
 const MS: u64 = 1_000_000;
 const FIRST: ClientId = 1;
@@ -13,7 +13,7 @@ const SECOND: ClientId = 2;
 /// Two best-effort clients without a window.
 fn engine() -> Engine {
     let config = EngineConfig { window_ns: u64::MAX, ..EngineConfig::default() };
-    let mut e = Engine::new(config, Box::new(BuiltIn { idle_ns: 0 }));
+    let mut e = Engine::new(config, Box::new(BuiltInRule { idle_ns: 0 }));
     for client in [FIRST, SECOND] {
         e.client_joined(0, info(client, Class::BestEffort), 0, &mut Vec::new());
     }
@@ -150,7 +150,7 @@ fn measured_and_charged_times_are_told_apart() {
 #[test]
 fn a_client_says_what_it_waits_for() {
     let config = EngineConfig { window_ns: MS, ..EngineConfig::default() };
-    let mut e = Engine::new(config, Box::new(BuiltIn { idle_ns: MS }));
+    let mut e = Engine::new(config, Box::new(BuiltInRule { idle_ns: MS }));
     let mut out = Vec::new();
     e.client_joined(0, info(FIRST, Class::High), 0, &mut out);
     e.client_joined(0, info(SECOND, Class::BestEffort), 0, &mut out);

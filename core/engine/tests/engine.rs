@@ -6,7 +6,7 @@ mod common;
 use common::{HIGH, IDLE_GAP, LOW, Script, Seen, built_in, granted, info, key, submission, took};
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
-use tally_engine::{BuiltIn, Engine, EngineConfig, Submission, WorkDone};
+use tally_engine::{BuiltInRule, Engine, EngineConfig, Submission, WorkDone};
 
 #[test]
 fn best_effort_waits_for_the_end_of_high_priority_work_and_a_little_longer() {
@@ -268,7 +268,7 @@ fn leases_run_without_asking_until_revoked() {
     assert_eq!(seen.lock().unwrap().launches.len(), 1, "leased launches are not decided");
     // Another policy takes over: the lease ends, at the first ticket not started.
     out.clear();
-    e.set_policy(3, Box::new(BuiltIn { idle_ns: 0 }), &mut out);
+    e.set_policy(3, Box::new(BuiltInRule { idle_ns: 0 }), &mut out);
     assert_eq!(granted(&out, LOW), Some(5));
     assert_eq!(e.client_stats(LOW).unwrap().leased, 4);
     assert_eq!(e.client_state(LOW).unwrap().in_flight, 5);
@@ -291,11 +291,11 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     }
     assert_eq!(granted(&out, LOW), Some(3), "the client goes on");
     let stats = e.policy_stats();
-    assert_eq!(stats.fallbacks, 3);
+    assert_eq!(stats.built_in_rule_launches, 3);
     for kind in [FaultKind::Trap, FaultKind::Overrun, FaultKind::Nonsense] {
         assert_eq!(stats.faults.get(&kind), Some(&1), "{kind:?}");
     }
-    assert_eq!(e.client_stats(LOW).unwrap().fallback, 3);
+    assert_eq!(e.client_stats(LOW).unwrap().built_in_rule, 3);
 }
 
 #[test]

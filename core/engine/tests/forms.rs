@@ -4,7 +4,7 @@ mod common;
 
 use common::{HIGH, LOW, Script, granted, info, key, submission, took};
 use tally_engine::policy::*;
-use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+use tally_engine::{Action, BuiltInRule, Engine, EngineConfig, Submission};
 
 #[test]
 fn forms_that_are_not_on_offer_run_whole_and_are_counted() {
@@ -91,7 +91,7 @@ fn a_policy_that_is_replaced_leaves_nobody_yielded() {
     e.high_activity(2, HIGH, true, 2, &mut out);
     assert_eq!(yields(&out), [true]);
     out.clear();
-    e.set_policy(3, Box::new(BuiltIn { idle_ns: 0 }), &mut out);
+    e.set_policy(3, Box::new(BuiltInRule { idle_ns: 0 }), &mut out);
     assert_eq!(yields(&out), [false]);
     assert!(!e.client_state(LOW).unwrap().yielded);
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{IDLE_GAP, info, key, submission};
 use proptest::prelude::*;
 use tally_engine::policy::*;
-use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Submission};
+use tally_engine::{Action, BuiltInRule, Engine, EngineConfig, Submission};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -180,7 +180,7 @@ proptest! {
         }
         // High priority ends, the built-in rule takes over, launches finish.
         e.high_activity(now, 0, false, now, &mut out);
-        e.set_policy(now, Box::new(BuiltIn { idle_ns: IDLE_GAP }), &mut out);
+        e.set_policy(now, Box::new(BuiltInRule { idle_ns: IDLE_GAP }), &mut out);
         for _ in 0..2_000 {
             now += 1_000_000;
             e.tick(now, &mut out);

@@ -50,7 +50,7 @@ pub mod transform_state {
     pub const PREPARING: u8 = 2;
     /// It has transformed forms: [`SLICEABLE`], [`PREEMPTIBLE`].
     pub const READY: u8 = 3;
-    /// It is only run whole: the code of the reason (`tally_rewriter::Refusal`).
+    /// It is only run whole: the code of the reason (`tally_rewriter::TransformRefusal`).
     pub const WHOLE_ONLY: u8 = 4;
     /// Detail of [`READY`]: as slices.
     pub const SLICEABLE: u8 = 1;
@@ -175,16 +175,52 @@ pub struct Activity {
     _pad2: [u32; 15],
 }
 
+/// One list of the launch counters makes the shared words, the numbers read from them, and their sum.
+macro_rules! launch_counters {
+    ($($(#[$about:meta])* $name:ident),* $(,)?) => {
+        /// Launches by entry point, as the client counts them. A per-thread variant counts with its function.
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct LaunchCounters {
+            $($(#[$about])* pub $name: AtomicU64,)*
+        }
+
+        /// Launches by entry point, as read from [`LaunchCounters`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct LaunchCounts {
+            $($(#[$about])* pub $name: u64,)*
+        }
+
+        impl LaunchCounters {
+            /// Every counter, in the order of the shared memory.
+            pub fn all(&self) -> [&AtomicU64; [$(stringify!($name)),*].len()] {
+                [$(&self.$name),*]
+            }
+
+            pub fn read(&self) -> LaunchCounts {
+                LaunchCounts { $($name: self.$name.load(Relaxed)),* }
+            }
+        }
+    };
+}
+
+launch_counters! {
+    /// `cuLaunchKernel`, and the older `cuLaunch`, `cuLaunchGrid` and `cuLaunchGridAsync`.
+    kernel,
+    /// `cuLaunchKernelEx`, and its per-thread variant.
+    kernel_ex,
+    /// `cuLaunchCooperativeKernel`, and the one over several devices, which is not governed.
+    cooperative,
+    /// `cuGraphLaunch`, one for a graph.
+    graph,
+}
+
 /// Counts that `tallyctl status` shows; written by the client, some with every launch: the core
 /// reads them now and then only.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Counters {
-    /// `cuLaunchKernel` and its per-thread form.
-    pub launch_kernel: AtomicU64,
-    pub launch_kernel_ex: AtomicU64,
-    pub launch_cooperative: AtomicU64,
-    pub graph_launch: AtomicU64,
+    pub by_entry_point: LaunchCounters,
     /// Kernel nodes of the graphs launched, as counted when they were instantiated.
     pub graph_kernels: AtomicU64,
     /// Launches into a capturing stream: recorded, not run.
@@ -226,12 +262,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Launches so far, all entry points, graphs counting one, captured ones none; those over several
-    /// devices, which are not governed, among the cooperative ones.
+    /// Launches so far through all entry points. A graph counts as one; captured launches do not count.
     pub fn launches(&self) -> u64 {
-        [&self.launch_kernel, &self.launch_kernel_ex, &self.launch_cooperative, &self.graph_launch]
-            .iter()
-            .fold(0, |all, entry_point| all.wrapping_add(entry_point.load(Relaxed)))
+        let all = self.by_entry_point.all();
+        all.iter().fold(0, |sum, counter| sum.wrapping_add(counter.load(Relaxed)))
     }
 }
 

@@ -59,14 +59,14 @@ pub mod steps {
     /// Client: the slot's other fields are valid.
     #[inline]
     pub fn publish(sequence: &impl Word<u64>, ticket: u64) {
-        // SeqCst: ordered before the read of `parked` in `must_ring`; the core
+        // SeqCst: ordered before the read of `parked` in `core_needs_wake`; the core
         // stores `parked` and then reads the rings. One of the two sees the other.
         sequence.store(ticket + 1, SeqCst);
     }
 
     /// Client: whether the core sleeps.
     #[inline]
-    pub fn must_ring(parked: &impl Word<u32>) -> bool {
+    pub fn core_needs_wake(parked: &impl Word<u32>) -> bool {
         parked.load(SeqCst) != 0
     }
 
@@ -166,7 +166,7 @@ pub fn has_room(core: &CoreRegion, ticket: u64) -> bool {
     (ticket.wrapping_sub(core.consumed.load(Acquire)) as i64) < RING_SLOTS as i64
 }
 
-/// Client: publish a request in its slot. Call [`must_ring`] afterwards.
+/// Client: publish a request in its slot. Call [`core_needs_wake`] afterwards.
 pub fn publish(client: &ClientRegion, ticket: u64, request: &Request) {
     let s = &client.submissions[slot(ticket)];
     s.kernel.store(request.kernel, Relaxed);
@@ -182,8 +182,8 @@ pub fn publish(client: &ClientRegion, ticket: u64, request: &Request) {
 }
 
 /// Client: whether the core sleeps and must be woken through the doorbell.
-pub fn must_ring(core: &CoreRegion) -> bool {
-    steps::must_ring(&core.parked)
+pub fn core_needs_wake(core: &CoreRegion) -> bool {
+    steps::core_needs_wake(&core.parked)
 }
 
 /// Client: the answer for `ticket`, if there is one.

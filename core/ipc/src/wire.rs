@@ -386,7 +386,9 @@ impl Welcome {
                 reserve_sms: {
                     let n = r.u32()? as usize;
                     if n > RESERVES_MAX {
-                        return Err(WireError::Malformed("too many widths"));
+                        return Err(WireError::Malformed(
+                            "too many entries of `sm_limits.reserve_sms`",
+                        ));
                     }
                     (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?
                 },

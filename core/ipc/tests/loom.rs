@@ -146,7 +146,7 @@ impl Shared {
         let ticket = self.next_ticket.fetch_add(1, Relaxed);
         self.payload[ticket as usize].store(ticket as u32 + 7, Relaxed);
         ring::publish(&self.sequence[ticket as usize], ticket);
-        if ring::must_ring(&self.parked) {
+        if ring::core_needs_wake(&self.parked) {
             self.doorbell.ring();
         }
         ticket

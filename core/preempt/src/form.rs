@@ -3,7 +3,7 @@
 use crate::cuda::{CuResult, LaunchAttribute, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
 use crate::host::{self, log};
 use crate::issue::{Again, issue, parameters};
-use crate::launch::{KernelArguments, Order};
+use crate::launch::{KernelArguments, PlannedLaunch};
 use crate::prepare::by_offset;
 use crate::progress::Progress;
 use crate::transformed::{self, Transformed};
@@ -32,33 +32,43 @@ const PARTS_MIN: u32 = 2;
 const PARTS_UNKNOWN: u32 = 4;
 
 /// Make a kernel's launch as decided. `None`: nothing was issued, it must run whole.
-pub fn launch(order: &Order<'_>, arguments: &KernelArguments, answer: Answer) -> Option<CuResult> {
-    let (result, counter) = host::alone(|| issue_as(order, arguments, answer))?;
+pub fn launch(
+    planned: &PlannedLaunch<'_>,
+    arguments: &KernelArguments,
+    answer: Answer,
+) -> Option<CuResult> {
+    let (result, counter) = host::alone(|| issue_as(planned, arguments, answer))?;
     counter.fetch_add(1, Relaxed);
     Some(result)
 }
 
 /// Issue a kernel's launch as decided. `None`: nothing was issued.
 fn issue_as<'a>(
-    order: &Order<'a>,
+    planned: &PlannedLaunch<'a>,
     arguments: &KernelArguments,
     answer: Answer,
 ) -> Option<(CuResult, &'a AtomicU64)> {
-    let counters = &order.client.counters;
+    let counters = &planned.client.counters;
     Some(match answer {
         Answer::Whole => return None,
-        Answer::Slice(blocks) => (sliced(order, arguments, blocks)?, &counters.sliced),
+        Answer::Slice(blocks) => (sliced(planned, arguments, blocks)?, &counters.sliced),
         Answer::Preemptible(us) => {
-            let slices = short_slices(order, arguments, us);
-            match slices.and_then(|blocks| sliced(order, arguments, blocks)) {
+            let slices = short_slices(planned, arguments, us);
+            match slices.and_then(|blocks| sliced(planned, arguments, blocks)) {
                 Some(result) => (result, &counters.sliced),
-                None => (preemptible(order, arguments, us)?, &counters.preemptible),
+                None => (preemptible(planned, arguments, us)?, &counters.preemptible),
             }
         }
         Answer::SmLimited(sms) => {
-            let kernel = order.kernel as usize;
+            let kernel = planned.kernel as usize;
             (
-                sm_limit::launch(order.stream, (order.slot, order.number), kernel, arguments, sms)?,
+                sm_limit::launch(
+                    planned.stream,
+                    (planned.slot, planned.number),
+                    kernel,
+                    arguments,
+                    sms,
+                )?,
                 &counters.sm_limited,
             )
         }
@@ -75,7 +85,7 @@ pub enum Way {
 }
 
 /// The form that a launch like this would get; `None`: whole. No policy is asked: see
-/// [`graphs::own`](crate::graphs::own).
+/// [`graphs::solo`](crate::graphs::solo).
 pub fn way(
     index: usize,
     transformed: &Transformed,
@@ -100,11 +110,11 @@ pub fn way(
 
 /// Blocks of each slice of a launch that is to be preemptible (expected to take so long, us) and whose blocks
 /// are too short for that. `None`: they are not, or it cannot be sliced by offset (yet).
-fn short_slices(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
+fn short_slices(planned: &PlannedLaunch<'_>, arguments: &KernelArguments, us: u32) -> Option<u32> {
     let blocks = transformed::blocks(arguments.grid).filter(|n| is_mostly_exits(*n, us))?;
-    let transformed = kernels::transformed(order.kernel as usize)?;
+    let transformed = kernels::transformed(planned.kernel as usize)?;
     let is_one = transformed::cluster(arguments, transformed)?.iter().all(|n| *n <= 1);
-    is_one.then(|| by_offset(transformed, order.kernel as usize, arguments))??;
+    is_one.then(|| by_offset(transformed, planned.kernel as usize, arguments))??;
     Some(blocks.div_ceil(short_parts(us)))
 }
 
@@ -120,16 +130,20 @@ fn short_parts(us: u32) -> u32 {
 }
 
 /// Launch a kernel by itself that came out of a graph. `None`: nothing was issued.
-pub(crate) fn own(order: &Order<'_>, arguments: &KernelArguments, way: Way) -> Option<CuResult> {
+pub(crate) fn solo(
+    planned: &PlannedLaunch<'_>,
+    arguments: &KernelArguments,
+    way: Way,
+) -> Option<CuResult> {
     match way {
-        Way::Preemptible(us) => preemptible(order, arguments, us),
-        Way::Slices(blocks) => sliced(order, arguments, blocks),
+        Way::Preemptible(us) => preemptible(planned, arguments, us),
+        Way::Slices(blocks) => sliced(planned, arguments, blocks),
     }
 }
 
 /// A transformed launch in the making.
 struct Parts<'a> {
-    order: &'a Order<'a>,
+    planned: &'a PlannedLaunch<'a>,
     arguments: &'a KernelArguments,
     transformed: &'a Transformed,
     stream: Ptr,
@@ -140,23 +154,23 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     fn new(
-        order: &'a Order<'a>,
+        planned: &'a PlannedLaunch<'a>,
         arguments: &'a KernelArguments,
         transformed: &'a Transformed,
         parts: usize,
     ) -> Option<Self> {
         let buffer = parameters(arguments, transformed)?;
         let events = watch::events(parts)?;
-        let stream = order.stream as Ptr;
+        let stream = planned.stream as Ptr;
         transformed.allow_shared(arguments.shared_bytes, arguments.function);
-        let parts = Parts { order, arguments, transformed, stream, buffer, events, issued: 0 };
+        let parts = Parts { planned, arguments, transformed, stream, buffer, events, issued: 0 };
         record(&parts.events, 0, stream);
         Some(parts)
     }
 
     /// Have the next part wait until nobody is asked to yield.
     fn gate(&self) -> bool {
-        let waits = gate::wait_in(self.order.stream);
+        let waits = gate::wait_in(self.planned.stream);
         record(&self.events, 2 * self.issued, self.stream);
         waits
     }
@@ -174,7 +188,7 @@ impl<'a> Parts<'a> {
 
     /// Under way: watch it. `again`: the control block of a launch of everything.
     fn opened(self, sliced: bool, us: u32, epoch2: u32, again: Option<ControlBlock>) {
-        let Order { client: _, slot, ticket, number, kernel, .. } = *self.order;
+        let PlannedLaunch { client: _, slot, ticket, number, kernel, .. } = *self.planned;
         let progress = Progress::new(self.issued, sliced, us, again.is_some(), now_ns());
         let again = again.map(|control| Again {
             function: self.transformed.function,
@@ -206,33 +220,37 @@ fn plain(attribute: &LaunchAttribute) -> LaunchAttribute {
 }
 
 /// Blocks claimed before the first part's epoch are another launch's.
-fn claims(order: &Order<'_>, parts: u32) -> Option<(u64, u32)> {
+fn claims(planned: &PlannedLaunch<'_>, parts: u32) -> Option<(u64, u32)> {
     // One more epoch than parts: a rescue's.
     Some((
-        gate::table(order.slot, order.stream)?,
-        gate::epochs(order.slot, parts + 1, order.stream)?,
+        gate::table(planned.slot, planned.stream)?,
+        gate::epochs(planned.slot, parts + 1, planned.stream)?,
     ))
 }
 
-fn preemptible(order: &Order<'_>, arguments: &KernelArguments, us: u32) -> Option<CuResult> {
-    let transformed = kernels::transformed(order.kernel as usize)?;
+fn preemptible(
+    planned: &PlannedLaunch<'_>,
+    arguments: &KernelArguments,
+    us: u32,
+) -> Option<CuResult> {
+    let transformed = kernels::transformed(planned.kernel as usize)?;
     let cluster = transformed::cluster(arguments, transformed)?;
     transformed::blocks(arguments.grid).filter(|n| *n <= gate::TABLE_WORDS)?;
-    if order.slot >= gate::NOTICES {
+    if planned.slot >= gate::NOTICES {
         return None;
     }
     let parts = preemptible_parts(us);
-    let (table, epoch2) = claims(order, parts)?;
+    let (table, epoch2) = claims(planned, parts)?;
     let (flag, never) = gate::flags();
-    let notice = gate::notice_address(order.slot);
-    let mut all = Parts::new(order, arguments, transformed, parts as usize)?;
+    let notice = gate::notice_address(planned.slot);
+    let mut all = Parts::new(planned, arguments, transformed, parts as usize)?;
     let block = |part: u32, flag: u64, mask: u32| {
         let epoch = epoch2 + 2 * part;
         ControlBlock::preemptible(table, flag, mask, notice, epoch, epoch2, cluster)
     };
     for part in 0..parts {
         // What cannot be waited for cannot be stopped.
-        let waits = (part == 0 && !order.follows) || all.gate();
+        let waits = (part == 0 && !planned.follows) || all.gate();
         let last = part + 1 == parts || !waits;
         let control = if last { block(part, never, 0) } else { block(part, flag, gate::FLAG_MASK) };
         let result = all.part(transformed.function, arguments.grid, &control);
@@ -325,24 +343,24 @@ fn preemptible_parts(us: u32) -> u32 {
     }
 }
 
-fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
-    let transformed = kernels::transformed(order.kernel as usize)?;
+fn sliced(planned: &PlannedLaunch<'_>, arguments: &KernelArguments, size: u32) -> Option<CuResult> {
+    let transformed = kernels::transformed(planned.kernel as usize)?;
     let cluster = transformed::cluster(arguments, transformed)?;
     let blocks = transformed::blocks(arguments.grid)?;
-    if order.slot >= gate::NOTICES {
+    if planned.slot >= gate::NOTICES {
         return None;
     }
     let unit = cluster.iter().product::<u32>().max(1);
     let Slices { size, parts } = Slices::of(blocks, size, unit);
     let is_large = unit == 1 && blocks > WHOLE_GRID_MAX;
     let by_offset =
-        is_large.then(|| by_offset(transformed, order.kernel as usize, arguments)).flatten();
+        is_large.then(|| by_offset(transformed, planned.kernel as usize, arguments)).flatten();
     if by_offset.is_none() && blocks > gate::TABLE_WORDS {
         return None;
     }
-    let (table, epoch2) = claims(order, parts)?;
+    let (table, epoch2) = claims(planned, parts)?;
     let (_, never) = gate::flags();
-    let mut all = Parts::new(order, arguments, transformed, parts as usize)?;
+    let mut all = Parts::new(planned, arguments, transformed, parts as usize)?;
     let claimed = |part: u32, lo: u32, hi: u32| {
         let epoch = epoch2 + 2 * part;
         let whole = ControlBlock::preemptible(table, never, 0, 0, epoch, epoch2, cluster);
@@ -352,12 +370,12 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
     let mut helpable = by_offset.is_none();
     for part in 0..parts {
         let (lo, hi) = Slices { size, parts }.bounds(part, blocks);
-        if part > 0 || order.follows {
+        if part > 0 || planned.follows {
             helpable &= all.gate();
         }
         let result = match by_offset {
             Some(function) => {
-                let control = ControlBlock::sub_grid(lo, arguments.grid);
+                let control = ControlBlock::by_offset(lo, arguments.grid);
                 all.part(function, [hi - lo, 1, 1], &control)
             }
             None => all.part(transformed.function, arguments.grid, &claimed(part, lo, hi)),
@@ -366,7 +384,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
             let left = [blocks - lo, 1, 1];
             return match by_offset {
                 Some(function) => {
-                    let rest = ControlBlock::sub_grid(lo, arguments.grid);
+                    let rest = ControlBlock::by_offset(lo, arguments.grid);
                     failed(all, epoch2, result, function, left, &rest)
                 }
                 None => {
@@ -377,7 +395,7 @@ fn sliced(order: &Order<'_>, arguments: &KernelArguments, size: u32) -> Option<C
         }
     }
     if by_offset.is_some() {
-        order.client.counters.sliced_by_offset.fetch_add(1, Relaxed);
+        planned.client.counters.sliced_by_offset.fetch_add(1, Relaxed);
     }
     let again = helpable.then(|| claimed(parts, 0, u32::MAX));
     all.opened(true, 0, epoch2, again);

@@ -2,10 +2,10 @@
 
 use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::build::Step;
-use crate::graphs::own::Own;
 use crate::graphs::reason::GraphState;
+use crate::graphs::solo::Solo;
 use crate::graphs::{self, order};
-use crate::launch::Order;
+use crate::launch::PlannedLaunch;
 use crate::progress::Progress;
 use crate::watch::{self, Open, PARTS_MAX, record};
 use crate::{form, gate, host, issue};
@@ -13,13 +13,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::wait::now_ns;
 
 /// Launch a graph as a chain of parts of about so many kernels. `None`: nothing was issued.
-pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
+pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     let GraphState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
     let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
     let chain = graphs::chain(exec, kernels).ok()?;
     let steps = chain.steps();
     driver().graph_launch?;
-    if steps.len() < 2 || order.slot >= gate::NOTICES {
+    if steps.len() < 2 || planned.slot >= gate::NOTICES {
         return None;
     }
     let is_own = |step: &Step| matches!(step, Step::Kernel(_));
@@ -27,30 +27,30 @@ pub fn launch(order: &Order<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     if steps.iter().any(is_own) && driver().current_context() != gate::context() {
         return None;
     }
-    // What failed behind something is the program's to hear, as any failure of its launch.
+    // If a part fails after others were issued, the program gets the error, as for any launch that fails.
     host::alone(|| {
-        // Only now: who waits for the exec counts as being in the driver, and nobody does while this thread is alone.
-        let launching = order::begin(exec, order.stream, true);
+        // Not earlier: a thread that waits for the exec counts as being in the driver, and `alone` waits until none is.
+        let launching = order::begin(exec, planned.stream, true);
         if !launching.may_be_in_parts {
             return None;
         }
-        let result = all(order, steps)?;
+        let result = all(planned, steps)?;
         launching.end(true);
         Some(result)
     })
 }
 
 /// All steps of a chain. `None`: nothing was issued.
-fn all(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
+fn all(planned: &PlannedLaunch<'_>, steps: &[Step]) -> Option<CuResult> {
     let is_own = |step: &Step| matches!(step, Step::Kernel(_));
     let mut result = None;
     // Parts that follow one another are watched as one.
     let together = steps.chunk_by(|a, b| !is_own(a) && !is_own(b));
     for group in together.flat_map(|group| group.chunks(PARTS_MAX)) {
-        let order = Order { follows: result.is_some(), ..*order };
+        let planned = PlannedLaunch { follows: result.is_some(), ..*planned };
         let done = match group {
-            [Step::Kernel(own)] => kernel(&order, own),
-            graphs => parts(&order, graphs),
+            [Step::Kernel(solo)] => kernel(&planned, solo),
+            graphs => parts(&planned, graphs),
         };
         // Whatever was issued, even of a group that failed, is not launched again. A context in which a part is
         // refused behind others is in error: the program hears that.
@@ -63,11 +63,11 @@ fn all(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
 }
 
 /// Parts, one after the other. `None`: nothing was issued.
-fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
+fn parts(planned: &PlannedLaunch<'_>, steps: &[Step]) -> Option<CuResult> {
     let graph_launch = driver().graph_launch?;
-    let stream = order.stream as Ptr;
+    let stream = planned.stream as Ptr;
     let events = watch::events(steps.len());
-    if events.is_none() && !order.follows {
+    if events.is_none() && !planned.follows {
         return None;
     }
     let mark = |at: usize| events.iter().for_each(|events| record(events, at, stream));
@@ -76,8 +76,8 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
     let mut result = SUCCESS;
     for step in steps {
         let Step::Graph(exec) = step else { continue };
-        if issued > 0 || order.follows {
-            let _ = gate::wait_in(order.stream);
+        if issued > 0 || planned.follows {
+            let _ = gate::wait_in(planned.stream);
             mark(2 * issued);
         }
         // SAFETY: an exec that the chain keeps alive, the program's stream.
@@ -91,13 +91,13 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
     let Some(events) = events else { return Some(result) };
     if issued == 0 {
         watch::give_back(events);
-        return if order.follows { Some(result) } else { None };
+        return if planned.follows { Some(result) } else { None };
     }
     watch::opened(Open {
-        ticket: order.ticket,
+        ticket: planned.ticket,
         kernel: usize::MAX,
-        slot: order.slot,
-        number: order.number,
+        slot: planned.slot,
+        number: planned.number,
         events,
         // Parts of a graph end whatever others do: there is nothing to rescue.
         progress: Progress::new(issued, true, 0, false, now_ns()),
@@ -110,21 +110,21 @@ fn parts(order: &Order<'_>, steps: &[Step]) -> Option<CuResult> {
 }
 
 /// A kernel by itself: transformed, or, should that not be possible any more, as it is. `None`: nothing was issued.
-fn kernel(order: &Order<'_>, own: &Own) -> Option<CuResult> {
-    let order = Order { kernel: own.kernel, ..*order };
+fn kernel(planned: &PlannedLaunch<'_>, solo: &Solo) -> Option<CuResult> {
+    let planned = PlannedLaunch { kernel: solo.kernel, ..*planned };
     // A queue's room is the whole program's: see `watch::has_room`.
-    let in_parts = || own.with(|arguments| form::own(&order, arguments, own.way));
+    let in_parts = || solo.with(|arguments| form::solo(&planned, arguments, solo.way));
     if let Some(result) = watch::has_room().then(in_parts).flatten() {
-        order.client.counters.graph_nodes_transformed.fetch_add(1, Relaxed);
+        planned.client.counters.graph_nodes_transformed.fetch_add(1, Relaxed);
         return Some(result);
     }
-    if order.follows {
-        let _ = gate::wait_in(order.stream);
+    if planned.follows {
+        let _ = gate::wait_in(planned.stream);
     }
-    let mut result = own.with(|arguments| issue::whole(arguments, order.stream));
-    if result != SUCCESS && own.has_hints() {
+    let mut result = solo.with(|arguments| issue::whole(arguments, planned.stream));
+    if result != SUCCESS && solo.has_hints() {
         // A launch of the program's does not fail for a hint, which it gave to a graph.
-        result = own.without_hints(|arguments| issue::whole(arguments, order.stream));
+        result = solo.without_hints(|arguments| issue::whole(arguments, planned.stream));
     }
-    (result == SUCCESS || order.follows).then_some(result)
+    (result == SUCCESS || planned.follows).then_some(result)
 }

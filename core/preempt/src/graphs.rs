@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`partition`] | where a graph is divided |
 //! | [`build`] | the driver calls: copies, parts |
-//! | [`own`] | kernels that are launched by themselves, transformed |
+//! | [`solo`] | kernels that are launched by themselves, transformed |
 //! | [`order`] | launches of one exec on several streams |
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
@@ -19,15 +19,15 @@
 pub mod build;
 pub mod home;
 pub mod order;
-pub mod own;
 mod partition;
 pub mod reason;
+pub mod solo;
 
 use crate::cuda::Ptr;
 use crate::host::log;
 use crate::kernels;
 use crate::lock::{Lock, Locked};
-use build::{Event, Kept, Parts, Step};
+use build::{Event, GraphCopy, Parts, Step};
 use home::Home;
 use order::Last;
 use reason::{GraphState, Reason};
@@ -56,7 +56,7 @@ struct Made {
     /// The size of parts.
     size: u32,
     /// Nodes whose kernels are launched by themselves.
-    own: Vec<usize>,
+    solo: Vec<usize>,
     /// [`kernels::changes`] when those were looked for.
     changes: u32,
     parts: Arc<Parts>,
@@ -65,7 +65,7 @@ struct Made {
 /// What is remembered of an exec.
 #[derive(Debug)]
 struct Record {
-    kept: Result<Arc<Kept>, Reason>,
+    copy: Result<Arc<GraphCopy>, Reason>,
     /// The last chain made.
     chain: Option<Made>,
     /// The last size of parts that was refused, and [`kernels::changes`] then: not looked at again at every launch.
@@ -76,7 +76,7 @@ struct Record {
     launching: Arc<Lock>,
     /// Stream that the exec was launched on last.
     last: Last,
-    /// Behind the last launch in parts. Outlives `kept`: a later launch may have to wait for it.
+    /// Behind the last launch in parts. Outlives `copy`: a later launch may have to wait for it.
     event: Option<Arc<Event>>,
 }
 
@@ -91,17 +91,17 @@ impl Table {
     const NEW: Table = Table { records: BTreeMap::new(), nodes: 0 };
 
     /// Returns what is not needed, to be dropped without the lock.
-    fn insert(&mut self, exec: usize, kept: Result<Arc<Kept>, Reason>) -> impl Sized + use<> {
+    fn insert(&mut self, exec: usize, copy: Result<Arc<GraphCopy>, Reason>) -> impl Sized + use<> {
         let old = self.remove(exec);
         if self.records.len() >= EXECS_KEPT_MAX {
-            return (old, kept.ok());
+            return (old, copy.ok());
         }
-        let (kept, over) = match kept {
-            Ok(k) if self.nodes + k.nodes > NODES_KEPT_MAX => (Err(Reason::TooManyKept), Some(k)),
-            kept => (kept, None),
+        let (copy, over) = match copy {
+            Ok(k) if self.nodes + k.nodes > NODES_KEPT_MAX => (Err(Reason::TooManyCopies), Some(k)),
+            copy => (copy, None),
         };
         let record = Record {
-            kept,
+            copy,
             chain: None,
             refused: None,
             being_made: false,
@@ -127,19 +127,19 @@ impl Table {
     fn spoil(&mut self, exec: usize, reason: Reason) -> Option<impl Sized + use<>> {
         let record = self.records.get_mut(&exec)?;
         self.nodes -= record.nodes();
-        Some((std::mem::replace(&mut record.kept, Err(reason)), record.chain.take()))
+        Some((std::mem::replace(&mut record.copy, Err(reason)), record.chain.take()))
     }
 }
 
 impl Record {
     fn nodes(&self) -> usize {
-        self.kept.as_ref().map_or(0, |k| k.nodes)
+        self.copy.as_ref().map_or(0, |k| k.nodes)
     }
 }
 
 /// Whether anything is kept at all; if not, launches need not ask further.
 #[inline]
-pub fn is_any_kept() -> bool {
+pub fn has_copies() -> bool {
     COUNT.load(SeqCst) != 0
 }
 
@@ -149,17 +149,17 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A program, which is a best-effort client, has just instantiated `graph` as `exec`: keep a copy.
 pub fn instantiated(exec: Ptr, graph: Ptr) {
-    let kept = Kept::new(exec, graph).map(Arc::new);
-    if let Err(reason) = &kept {
+    let copy = GraphCopy::new(exec, graph).map(Arc::new);
+    if let Err(reason) = &copy {
         log!("graph {exec:?}: launched whole: {reason}");
     }
     // Dropped here, without the lock.
-    let _old = TABLE.with(|table| table.insert(exec as usize, kept));
+    let _old = TABLE.with(|table| table.insert(exec as usize, copy));
 }
 
 /// A program changes `exec` (before the driver does): it is launched whole from now on.
 pub fn changed(exec: Ptr) {
-    if !is_any_kept() {
+    if !has_copies() {
         return;
     }
     let _old = TABLE.with(|table| table.spoil(exec as usize, Reason::Changed));
@@ -167,7 +167,7 @@ pub fn changed(exec: Ptr) {
 
 /// A program destroys `exec` (before the driver does, which may then use the handle again).
 pub fn destroyed(exec: Ptr) {
-    if !is_any_kept() {
+    if !has_copies() {
         return;
     }
     let _old = TABLE.with(|table| table.remove(exec as usize));
@@ -178,20 +178,20 @@ pub fn destroyed(exec: Ptr) {
 pub fn forget(homes: &[Arc<Home>]) {
     homes.iter().for_each(|home| home.leave());
     home::drop_gone();
-    if !is_any_kept() {
+    if !has_copies() {
         return;
     }
     let _old = TABLE.with(|table| {
         let is_gone = |r: &Record| {
-            r.kept.as_ref().is_ok_and(|k| k.home.is_gone())
+            r.copy.as_ref().is_ok_and(|k| k.home.is_gone())
                 || r.event.as_ref().is_some_and(|e| e.home().is_gone())
         };
         let gone: Vec<usize> =
             table.records.iter().filter(|(_, r)| is_gone(r)).map(|(exec, _)| *exec).collect();
         let old: Vec<Record> = gone.into_iter().filter_map(|exec| table.remove(exec)).collect();
         for record in &old {
-            if let Ok(kept) = &record.kept {
-                kept.home.leave();
+            if let Ok(copy) = &record.copy {
+                copy.home.leave();
             }
             if let Some(event) = &record.event {
                 event.home().leave();
@@ -205,15 +205,15 @@ pub fn forget(homes: &[Arc<Home>]) {
 pub fn state(exec: Ptr) -> GraphState {
     TABLE.with(|table| match table.records.get(&(exec as usize)) {
         None => GraphState::Unknown,
-        Some(Record { kept: Ok(kept), .. }) => {
-            GraphState::Transformable { kernel_nodes: kept.kernel_nodes }
+        Some(Record { copy: Ok(copy), .. }) => {
+            GraphState::Transformable { kernel_nodes: copy.kernel_nodes }
         }
-        Some(Record { kept: Err(reason), .. }) => GraphState::Whole(*reason),
+        Some(Record { copy: Err(reason), .. }) => GraphState::Whole(*reason),
     })
 }
 
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
-/// [`partition`]), and kernels by themselves ([`own`]). Made at the first call, which may take
+/// [`partition`]), and kernels by themselves ([`solo`]). Made at the first call, which may take
 /// milliseconds, and kept until another size is asked for or other kernels can be divided; a chain in
 /// use stays valid.
 ///
@@ -222,8 +222,8 @@ pub fn state(exec: Ptr) -> GraphState {
 pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
     let (key, changes) = (exec as usize, kernels::changes());
     let known = TABLE.with(|table| {
-        let record = table.records.get(&key).ok_or(Reason::NotKept)?;
-        let kept = record.kept.as_ref().map_err(|reason| *reason)?;
+        let record = table.records.get(&key).ok_or(Reason::NoCopy)?;
+        let copy = record.copy.as_ref().map_err(|reason| *reason)?;
         if let Some((size, then, reason)) = record.refused
             && (size, then) == (kernels_per_part, changes)
         {
@@ -232,31 +232,31 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
         let is_it = |made: &&Made| made.size == kernels_per_part && made.changes == changes;
         Ok(match record.chain.as_ref().filter(is_it) {
             Some(made) => Err(Chain(made.parts.clone())),
-            None => Ok(kept.clone()),
+            None => Ok(copy.clone()),
         })
     });
-    let kept = match known? {
-        Ok(kept) => kept,
+    let copy = match known? {
+        Ok(copy) => copy,
         Err(chain) => return Ok(chain),
     };
     // Without the lock: these look at every kernel and every node.
-    let ready = kernels::ready(kept.home.context());
-    let own = kept.own(&ready);
+    let ready = kernels::ready(copy.home.context());
+    let solo = copy.solo(&ready);
     let found = TABLE.with(|table| {
-        let record = table.records.get_mut(&key).ok_or(Reason::NotKept)?;
-        let mine = record.kept.as_ref().map_err(|reason| *reason)?;
-        if !Arc::ptr_eq(mine, &kept) {
-            return Err(Reason::NotKept);
+        let record = table.records.get_mut(&key).ok_or(Reason::NoCopy)?;
+        let mine = record.copy.as_ref().map_err(|reason| *reason)?;
+        if !Arc::ptr_eq(mine, &copy) {
+            return Err(Reason::NoCopy);
         }
         if let Some(made) = &mut record.chain
             && made.size == kernels_per_part
-            && made.own == own
+            && made.solo == solo
         {
             made.changes = changes;
             return Ok(Err(Chain(made.parts.clone())));
         }
-        if own.is_empty()
-            && let Err(reason) = kept.could_be_divided(kernels_per_part)
+        if solo.is_empty()
+            && let Err(reason) = copy.could_be_divided(kernels_per_part)
         {
             record.refused = Some((kernels_per_part, changes, reason));
             return Err(reason);
@@ -270,13 +270,13 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
         Ok(event) => event,
         Err(chain) => return Ok(chain),
     };
-    let event = event.map_or_else(|| Event::new(&kept.home).map(Arc::new), Ok);
+    let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
     let made = event.and_then(|event| {
-        let parts = Arc::new(kept.build(kernels_per_part, &ready, &own)?);
-        Ok((Made { size: kernels_per_part, own, changes, parts }, event))
+        let parts = Arc::new(copy.build(kernels_per_part, &ready, &solo)?);
+        Ok((Made { size: kernels_per_part, solo, changes, parts }, event))
     });
     let (chain, _old) =
-        TABLE.with(|table| keep(table, key, &kept, (kernels_per_part, changes), made));
+        TABLE.with(|table| keep(table, key, &copy, (kernels_per_part, changes), made));
     chain
 }
 
@@ -285,14 +285,14 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
 fn keep(
     table: &mut Table,
     exec: usize,
-    kept: &Arc<Kept>,
+    copy: &Arc<GraphCopy>,
     (size, changes): (u32, u32),
     made: Result<(Made, Arc<Event>), Reason>,
 ) -> (Result<Chain, Reason>, Option<impl Sized + use<>>) {
-    let mine = |r: &&mut Record| r.kept.as_ref().is_ok_and(|k| Arc::ptr_eq(k, kept));
+    let mine = |r: &&mut Record| r.copy.as_ref().is_ok_and(|k| Arc::ptr_eq(k, copy));
     let Some(record) = table.records.get_mut(&exec).filter(mine) else {
         // Changed or destroyed meanwhile.
-        return (Err(Reason::NotKept), Some((made.ok(), None, None)));
+        return (Err(Reason::NoCopy), Some((made.ok(), None, None)));
     };
     record.being_made = false;
     match made {

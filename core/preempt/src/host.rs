@@ -13,7 +13,7 @@ use std::fmt::Arguments;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// How long the program's launches stand aside at most for [`load`] while the context becomes idle.
 pub const LOAD_PATIENCE: Duration = Duration::from_millis(20);
@@ -54,13 +54,13 @@ pub trait Host: Sync {
     /// File name of the library that holds an image, or whose code loaded it, if that is known.
     ///
     /// # Errors
-    /// [`Refusal::ImageGone`] if the image's bytes are not at hand.
-    fn library(&self, image: u128) -> Result<Option<String>, Refusal>;
+    /// [`TransformRefusal::ImageGone`] if the image's bytes are not at hand.
+    fn library(&self, image: u128) -> Result<Option<String>, TransformRefusal>;
     /// The very bytes that were loaded.
     ///
     /// # Errors
-    /// [`Refusal::ImageGone`] if they are not at hand any more.
-    fn image_bytes(&self, image: u128) -> Result<Arc<Vec<u8>>, Refusal>;
+    /// [`TransformRefusal::ImageGone`] if they are not at hand any more.
+    fn image_bytes(&self, image: u128) -> Result<Arc<Vec<u8>>, TransformRefusal>;
     /// Digest of a kernel's image; 0 if it is unknown.
     fn image_of(&self, kernel: usize) -> u128;
     /// The kernel of a function, if that was noted.
@@ -161,11 +161,11 @@ impl Host for Absent {
         false
     }
     fn exit_before_others(&self) {}
-    fn library(&self, _: u128) -> Result<Option<String>, Refusal> {
-        Err(Refusal::ImageGone)
+    fn library(&self, _: u128) -> Result<Option<String>, TransformRefusal> {
+        Err(TransformRefusal::ImageGone)
     }
-    fn image_bytes(&self, _: u128) -> Result<Arc<Vec<u8>>, Refusal> {
-        Err(Refusal::ImageGone)
+    fn image_bytes(&self, _: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
+        Err(TransformRefusal::ImageGone)
     }
     fn image_of(&self, _: usize) -> u128 {
         0

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +104,11 @@ pub(crate) enum Failed {
     /// The program has unloaded the kernel, or the worker must not go on.
     Unloaded,
     /// The kernel has none, for this reason.
-    For(Refusal),
+    For(TransformRefusal),
 }
 
-impl From<Refusal> for Failed {
-    fn from(why: Refusal) -> Self {
+impl From<TransformRefusal> for Failed {
+    fn from(why: TransformRefusal) -> Self {
         Failed::For(why)
     }
 }
@@ -241,7 +241,7 @@ pub(crate) fn give_up(job: &Job) {
         Task::Offset => {
             kernels::transformed(job.index)
                 .into_iter()
-                .for_each(|transformed: &Transformed| transformed.sub_grid.forgo());
+                .for_each(|transformed: &Transformed| transformed.by_offset.forgo());
         }
         Task::Gate | Task::Unload(_) | Task::Sweep => {}
     }

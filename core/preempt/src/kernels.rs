@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 pub(crate) struct Kernel {
     /// The state in the shared table; what the core reads is only a copy of this.
     pub(crate) state: AtomicU32,
     pub(crate) transformed: AtomicPtr<Transformed>,
     /// The driver refused it on fewer SMs, or it did not end there.
-    pub(crate) wide_only: AtomicBool,
+    pub(crate) never_sm_limited: AtomicBool,
     /// It is a closed library's, by its name or image.
     pub(crate) is_vendor: AtomicBool,
 }
@@ -24,7 +24,7 @@ pub(crate) static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
     Kernel {
         state: AtomicU32::new(transform_state::UNKNOWN as u32),
         transformed: AtomicPtr::new(std::ptr::null_mut()),
-        wide_only: AtomicBool::new(false),
+        never_sm_limited: AtomicBool::new(false),
         is_vendor: AtomicBool::new(false),
     }
 }; KERNEL_SLOTS];
@@ -76,7 +76,7 @@ pub fn ready(context: usize) -> Ready {
 }
 
 /// This kernel is only run whole from now on.
-pub fn refuse(index: usize, why: Refusal) {
+pub fn refuse(index: usize, why: TransformRefusal) {
     publish(index, transform_state::WHOLE_ONLY, why.code());
     if let Some(client) = host().client() {
         client.counters.refused_kernels.fetch_add(1, Relaxed);
@@ -86,7 +86,7 @@ pub fn refuse(index: usize, why: Refusal) {
 /// This kernel is not run on some of the SMs any more.
 pub fn refuse_sm_limit(index: usize) {
     if let Some(kernel) = KERNELS.get(index) {
-        kernel.wide_only.store(true, Relaxed);
+        kernel.never_sm_limited.store(true, Relaxed);
     }
 }
 
@@ -124,7 +124,7 @@ impl Kernel {
 pub(crate) fn reset() {
     for kernel in &KERNELS {
         kernel.state.store(0, SeqCst);
-        kernel.wide_only.store(false, SeqCst);
+        kernel.never_sm_limited.store(false, SeqCst);
         kernel.is_vendor.store(false, SeqCst);
         kernel.transformed.store(std::ptr::null_mut(), SeqCst);
     }

@@ -55,7 +55,7 @@ impl KernelArguments {
 
 /// The stream that a launch goes to, and its context.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct StreamState {
     /// The slot of its stream, which no other stream shares.
     pub slot: usize,
     /// The context of its stream.
@@ -69,7 +69,7 @@ pub struct Place {
 }
 
 /// A launch that is to be made in another form. Its slot's lock is held.
-pub struct Order<'a> {
+pub struct PlannedLaunch<'a> {
     pub client: &'a ClientRegion,
     pub slot: usize,
     /// The stream, an explicit handle.

@@ -39,10 +39,11 @@
 //! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
 //! | [`sm_limit`] | green contexts |
 //! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
-//! | [`vendor`], [`kept`] | whose code it is; what is kept on disk of rewritten code |
+//! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
 mod contexts;
 pub mod cuda;
+mod disk_cache;
 mod flag;
 mod form;
 mod gate;
@@ -51,7 +52,6 @@ pub mod graphs;
 pub mod host;
 mod issue;
 mod jobs;
-mod kept;
 mod kernels;
 pub mod launch;
 pub mod lock;
@@ -71,7 +71,7 @@ mod worker;
 
 use cuda::CuResult;
 use graphs::reason::GraphState;
-use launch::{Order, Place, Shape, Target};
+use launch::{PlannedLaunch, Shape, StreamState, Target};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::ring::Answer;
@@ -80,14 +80,14 @@ use tally_ipc::wire::{RewriteSettings, SharingMode};
 /// A core took this client on.
 pub fn configure(rewrite: &RewriteSettings, sharing: &SharingMode) {
     settings::configure(rewrite);
-    kept::configure(rewrite.cache_mib);
-    let widths = match sharing {
+    disk_cache::configure(rewrite.cache_mib);
+    let reserves = match sharing {
         // A context of its own turn has the whole GPU: nothing to keep free.
         SharingMode::TimeSlice { .. } => &[][..],
         SharingMode::Mps { .. } | SharingMode::Unmanaged => &rewrite.reserve_sms,
     };
-    sm_limit::configure(widths);
-    settings::enable(rewrite.enabled || !widths.is_empty(), rewrite.enabled);
+    sm_limit::configure(reserves);
+    settings::enable(rewrite.enabled || !reserves.is_empty(), rewrite.enabled);
 }
 
 /// A best-effort program has initialised CUDA. The thread that makes forms starts now, where the first launch that
@@ -99,24 +99,24 @@ pub fn initialised() {
 }
 
 /// What can be done to a launch: bits of `submission_flags`.
-pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
+pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
     // The program's own green contexts: what the shim adds would leave their SMs.
-    if contexts::is_closing(place.context) || place.is_in_green {
+    if contexts::is_closing(stream.context) || stream.is_in_green {
         return 0;
     }
     match target {
         // All blocks of a cooperative launch run at once.
         Target::Kernel(_) if shape.flags & COOPERATIVE != 0 => 0,
         Target::Kernel(arguments) => {
-            prepare::offers(shape, arguments, place)
-                | sm_limit::offers(shape.kernel as usize, arguments, place)
+            prepare::offers(shape, arguments, stream)
+                | sm_limit::offers(shape.kernel as usize, arguments, stream)
         }
         Target::Graph(exec) => match graphs::state(*exec) {
             GraphState::Transformable { kernel_nodes: 2.. }
                 if settings::rewrites()
-                    && gate::may_serve(place.context)
+                    && gate::may_serve(stream.context)
                     && watch::makes_room()
-                    && contexts::has_queues(place.context) =>
+                    && contexts::has_queues(stream.context) =>
             {
                 // The gate is made by the worker, at the first wish for a slice.
                 if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
@@ -128,13 +128,13 @@ pub fn offers(shape: &Shape, target: &Target, place: &Place) -> u32 {
 }
 
 /// Makes a launch as decided. `None`: nothing was issued, it must run whole.
-pub fn launch(order: &Order<'_>, answer: Answer) -> Option<CuResult> {
-    match &order.target {
-        Target::Kernel(arguments) => form::launch(order, arguments, answer),
+pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
+    match &planned.target {
+        Target::Kernel(arguments) => form::launch(planned, arguments, answer),
         Target::Graph(exec) => {
             let Answer::Slice(nodes) = answer else { return None };
-            let result = graph::launch(order, *exec, nodes)?;
-            order.client.counters.graph_chained.fetch_add(1, Relaxed);
+            let result = graph::launch(planned, *exec, nodes)?;
+            planned.client.counters.graph_chained.fetch_add(1, Relaxed);
             Some(result)
         }
         Target::Other => None,

@@ -11,9 +11,9 @@ use crate::issue::with_buffer;
 use crate::jobs::{Failed, Job, Task, is_lost, with_function};
 use crate::kernels::{KERNELS, publish};
 use crate::lock::Locked;
-use crate::offset::SubGrid;
+use crate::offset::OffsetForm;
 use crate::transformed::{Transformed, attribute, copy_attributes, plain_function};
-use crate::{flag, gate, kept, proof, watch};
+use crate::{disk_cache, flag, gate, proof, watch};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::transform_state;
 use tally_rewriter::control::CONTROL_BYTES;
-use tally_rewriter::{ControlBlock, KernelForm, Refusal, Rewritten, TransformedKernel, image};
+use tally_rewriter::{
+    ControlBlock, KernelForm, Rewritten, TransformRefusal, TransformedKernel, image,
+};
 
 /// How far an image has come in one form.
 #[derive(Clone, Debug)]
@@ -36,20 +38,21 @@ enum Stage {
 #[derive(Clone, Debug)]
 struct Made {
     stage: Stage,
-    refused: Vec<(String, Refusal)>,
+    refused: Vec<(String, TransformRefusal)>,
 }
 
 /// Images that were rewritten, by digest and whether block indices are offset.
-static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, Refusal>>> = Locked::new(BTreeMap::new());
+static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, TransformRefusal>>> =
+    Locked::new(BTreeMap::new());
 
 fn form_of(task: Task) -> KernelForm {
-    if task == Task::Offset { KernelForm::SubGrid } else { KernelForm::Prelude }
+    if task == Task::Offset { KernelForm::ByOffset } else { KernelForm::ByClaims }
 }
 
 /// What takes the CPU only.
 pub(crate) fn rewrite_ahead(job: &Job) {
     let form = form_of(job.task);
-    let key = (job.image, form == KernelForm::SubGrid);
+    let key = (job.image, form == KernelForm::ByOffset);
     if IMAGES.with(|all| all.contains_key(&key)) {
         return;
     }
@@ -72,16 +75,17 @@ pub(crate) fn forget_image(image: u128) {
     });
 }
 
-fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, Refusal> {
+fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, TransformRefusal> {
     let library = host().library(image)?;
     let bytes = host().image_bytes(image)?;
     if !has_room_for(image::working_bytes(&bytes, arch)) {
-        return Err(Refusal::HostMemory);
+        return Err(TransformRefusal::HostMemory);
     }
-    let mut rewritten = kept::rewrite(&bytes, arch, form, library.as_deref())?;
-    // Blocks that wait for one another are never held back in part.
+    let mut rewritten = disk_cache::rewrite(&bytes, arch, form, library.as_deref())?;
+    // A kernel whose blocks may wait for each other is never transformed: a block that has run could wait for one that
+    // was skipped. `may_wait` is found by `rewriter/src/cubin/sass.rs` and `rewriter/src/ptx/body.rs`.
     let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
-    rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, Refusal::BlocksMayWait)));
+    rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, TransformRefusal::BlocksMayWait)));
     let refused = std::mem::take(&mut rewritten.refused);
     Ok(Made { stage: Stage::Rewritten(rewritten), refused })
 }
@@ -109,12 +113,12 @@ struct Function {
 }
 
 /// The kernel in its form, loaded if need be. The context is current and idle.
-fn function_of(job: &Job, form: KernelForm) -> Result<Function, Refusal> {
-    let key = (job.image, form == KernelForm::SubGrid);
-    let made = IMAGES.with(|all| all.get(&key).cloned()).ok_or(Refusal::ImageGone)??;
-    let refused = |refused: &[(String, Refusal)]| {
+fn function_of(job: &Job, form: KernelForm) -> Result<Function, TransformRefusal> {
+    let key = (job.image, form == KernelForm::ByOffset);
+    let made = IMAGES.with(|all| all.get(&key).cloned()).ok_or(TransformRefusal::ImageGone)??;
+    let refused = |refused: &[(String, TransformRefusal)]| {
         let why = refused.iter().find(|(name, _)| *name == job.name).map(|(_, why)| *why);
-        why.unwrap_or(Refusal::NoSuchKernel)
+        why.unwrap_or(TransformRefusal::NoSuchKernel)
     };
     let (module, is_ptx, kernels) = match made.stage {
         Stage::Loaded { module, is_ptx, kernels, .. } => (module, is_ptx, kernels),
@@ -137,28 +141,28 @@ fn function_of(job: &Job, form: KernelForm) -> Result<Function, Refusal> {
         return Err(refused(&made.refused));
     };
     let (Some(get), Ok(name)) = (driver().module_function, CString::new(&*job.name)) else {
-        return Err(Refusal::DriverRefused);
+        return Err(TransformRefusal::DriverRefused);
     };
     let mut function: Ptr = std::ptr::null_mut();
     // SAFETY: a module of ours; a NUL-terminated name.
     match unsafe { get(&mut function, module as Ptr, name.as_ptr()) } {
         SUCCESS => Ok(Function { handle: function as usize, is_ptx, kernel }),
-        _ => Err(Refusal::DriverRefused),
+        _ => Err(TransformRefusal::DriverRefused),
     }
 }
 
-fn load(mut image: Vec<u8>) -> Result<usize, Refusal> {
+fn load(mut image: Vec<u8>) -> Result<usize, TransformRefusal> {
     image.push(0);
     let mut module: Ptr = std::ptr::null_mut();
-    let module_load = driver().module_load.ok_or(Refusal::DriverRefused)?;
+    let module_load = driver().module_load.ok_or(TransformRefusal::DriverRefused)?;
     // SAFETY: an image with a NUL behind it; the context is current.
     match unsafe { module_load(&mut module, image.as_ptr()) } {
         SUCCESS => Ok(module as usize),
         // The image is none the worse for it: nothing to be kept for later runs.
-        OUT_OF_MEMORY => Err(Refusal::OutOfMemory),
+        OUT_OF_MEMORY => Err(TransformRefusal::OutOfMemory),
         error => {
             log!("the driver refuses a rewritten image: CUDA error {error}");
-            Err(Refusal::DriverRefused)
+            Err(TransformRefusal::DriverRefused)
         }
     }
 }
@@ -204,7 +208,7 @@ fn launch_empty(job: &Job, function: &Function) {
 fn enter(context: usize) -> Result<(), Failed> {
     // SAFETY: the context lives (see `worker`).
     let is_set = driver().ctx_set.is_some_and(|f| unsafe { f(context as Ptr) } == SUCCESS);
-    if is_set { Ok(()) } else { Err(Failed::For(Refusal::DriverRefused)) }
+    if is_set { Ok(()) } else { Err(Failed::For(TransformRefusal::DriverRefused)) }
 }
 
 /// Make what preemption needs, in this context.
@@ -217,7 +221,7 @@ pub(crate) fn gate(context: usize) -> Result<(), Failed> {
     match host::load(context, host::LOAD_PATIENCE, || flag::set_up(client, context)) {
         None => Err(Failed::Busy),
         Some(true) => Ok(()),
-        Some(false) => Err(Failed::For(Refusal::DriverRefused)),
+        Some(false) => Err(Failed::For(TransformRefusal::DriverRefused)),
     }
 }
 
@@ -242,8 +246,8 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
     })?;
     proof::passed(job.device, arch, is_ptx, job.context)?;
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
-        let function = function_of(job, KernelForm::Prelude).map_err(|why| match why {
-            Refusal::ImageGone => {
+        let function = function_of(job, KernelForm::ByClaims).map_err(|why| match why {
+            TransformRefusal::ImageGone => {
                 with_function(job, || gone(job.image)).unwrap_or(Failed::Unloaded)
             }
             why => Failed::For(why),
@@ -254,7 +258,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
             for which in FUNC_COMPARED {
                 if attribute(original, which) != attribute(function.handle, which) {
                     log!("{}: attribute {which} of its transformed form differs", job.name);
-                    return Err(Failed::For(Refusal::AttributesDiffer));
+                    return Err(Failed::For(TransformRefusal::AttributesDiffer));
                 }
             }
             copy_attributes(original, function.handle);
@@ -276,7 +280,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
         image: job.image,
         reads_sm: kernel.reads_sm,
         is_ptx,
-        sub_grid: SubGrid::default(),
+        by_offset: OffsetForm::default(),
         device: job.device,
         parameters,
         control_offset: kernel.control_offset as usize,
@@ -328,10 +332,10 @@ pub(crate) fn offset(job: &Job, transformed: &Transformed) -> Result<usize, Fail
     let proven =
         proof::passed(job.device, device_arch(job.device), transformed.is_ptx, job.context)?;
     if !proven.offsets {
-        return Err(Failed::For(Refusal::IndexRead));
+        return Err(Failed::For(TransformRefusal::IndexRead));
     }
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
-        let function = function_of(job, KernelForm::SubGrid)?;
+        let function = function_of(job, KernelForm::ByOffset)?;
         bring_in(function.handle);
         let same = |which: &i32| {
             attribute(transformed.function, *which) == attribute(function.handle, *which)
@@ -339,7 +343,7 @@ pub(crate) fn offset(job: &Job, transformed: &Transformed) -> Result<usize, Fail
         let is_alike = function.is_ptx == transformed.is_ptx
             && function.kernel.control_offset as usize == transformed.control_offset
             && FUNC_COMPARED.iter().all(same);
-        if is_alike { Ok(function.handle) } else { Err(Refusal::AttributesDiffer) }
+        if is_alike { Ok(function.handle) } else { Err(TransformRefusal::AttributesDiffer) }
     });
     let made = made.ok_or(Failed::Busy)?;
     if let Err(why) = made {
@@ -402,14 +406,17 @@ fn device_arch(device: i32) -> u32 {
 
 /// Where the parameters lie. Asked of the driver, for the transformed form, whose last one
 /// must be the control block.
-fn layout(function: usize, kernel: &TransformedKernel) -> Result<Vec<(usize, usize)>, Refusal> {
-    let Some(info) = driver().func_parameter else { return Err(Refusal::LaunchForm) };
+fn layout(
+    function: usize,
+    kernel: &TransformedKernel,
+) -> Result<Vec<(usize, usize)>, TransformRefusal> {
+    let Some(info) = driver().func_parameter else { return Err(TransformRefusal::LaunchForm) };
     let mut list = Vec::new();
     for index in 0..=kernel.parameter_count as usize {
         let (mut offset, mut size) = (0, 0);
         // SAFETY: valid out-pointers.
         if unsafe { info(function as Ptr, index, &mut offset, &mut size) } != SUCCESS {
-            return Err(Refusal::Metadata);
+            return Err(TransformRefusal::Metadata);
         }
         list.push((offset, size));
     }
@@ -417,7 +424,7 @@ fn layout(function: usize, kernel: &TransformedKernel) -> Result<Vec<(usize, usi
     let expected =
         (kernel.control_offset as usize, tally_rewriter::control::CONTROL_BYTES as usize);
     if control != Some(expected) || list.iter().any(|(o, s)| o + s > expected.0) {
-        return Err(Refusal::Metadata);
+        return Err(TransformRefusal::Metadata);
     }
     Ok(list)
 }

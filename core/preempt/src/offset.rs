@@ -15,12 +15,12 @@ const NONE: u32 = 3;
 
 /// The form with offset block indices of one kernel, or how far it has come.
 #[derive(Debug, Default)]
-pub struct SubGrid {
+pub struct OffsetForm {
     state: AtomicU32,
     function: AtomicUsize,
 }
 
-impl SubGrid {
+impl OffsetForm {
     /// The function, if it was made.
     pub fn function(&self) -> Option<usize> {
         (self.state.load(Acquire) == READY).then(|| self.function.load(Relaxed))
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn it_is_ready_once_made_and_asked_for_again_if_the_worker_could_not_come_to_it() {
-        let form = SubGrid::default();
+        let form = OffsetForm::default();
         assert_eq!(form.function(), None);
         form.state.store(ASKED, SeqCst);
         form.forgo();

@@ -11,7 +11,7 @@ use crate::cuda::{Ptr, driver};
 use crate::host::host;
 use crate::jobs::{self, Job, Task};
 use crate::kernels::{KERNELS, publish};
-use crate::launch::{KernelArguments, Place, Shape};
+use crate::launch::{KernelArguments, Shape, StreamState};
 use crate::settings::{rewrites, takes_vendor};
 use crate::transformed::{Transformed, blocks, cluster, plain_function};
 use crate::{gate, kernels, making, transformed, vendor, watch, worker};
@@ -19,16 +19,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
-use tally_rewriter::{Refusal, names as kernel_names};
+use tally_rewriter::{TransformRefusal, names as kernel_names};
 
 /// Launches of a stream that may be unfinished, up to which it is transformed: a hardware queue takes 1 020
 /// entries, a part takes two, and what is behind them in the stream is to have room as without us.
 pub const BACKLOG_MAX: u32 = 64;
 
 /// What can be done to a launch of a kernel.
-pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 {
+pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) -> u32 {
     let index = shape.kernel as usize;
-    let context = place.context;
+    let context = stream.context;
     if !rewrites() || index >= KERNEL_SLOTS || !gate::may_serve(context) {
         return 0;
     }
@@ -45,7 +45,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
                 |c: &&Transformed| c.context == context && c.serves(arguments.function as usize);
             let Some(transformed) = kernels::transformed(index).filter(is_its) else { return 0 };
             // Parts wait for one another in a hardware queue.
-            let has_room = place.backlog <= BACKLOG_MAX
+            let has_room = stream.backlog <= BACKLOG_MAX
                 && watch::makes_room()
                 && has_queues(context)
                 && transformed.keeps_occupancy(arguments, blocks);
@@ -69,7 +69,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, place: &Place) -> u32 
 pub fn may_be_limited(index: usize, function: Ptr) -> bool {
     let Some(kernel) = KERNELS.get(index) else { return false };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));
-    if kernel.wide_only.load(Relaxed) {
+    if kernel.never_sm_limited.load(Relaxed) {
         return false;
     }
     match state {
@@ -80,9 +80,13 @@ pub fn may_be_limited(index: usize, function: Ptr) -> bool {
         transform_state::READY => {
             kernels::transformed(index).is_some_and(|transformed| !transformed.reads_sm)
         }
-        // Those that are transformed are limited like those that are not.
+        // A closed library's kernel may be SM-limited whether or not it can be transformed.
         transform_state::WHOLE_ONLY => {
-            let of_any = [Refusal::VendorLibrary, Refusal::ImageGone, Refusal::BlocksMayWait];
+            let of_any = [
+                TransformRefusal::VendorLibrary,
+                TransformRefusal::ImageGone,
+                TransformRefusal::BlocksMayWait,
+            ];
             kernel.is_vendor.load(Relaxed) && of_any.iter().any(|why| why.code() == detail)
         }
         // Its code is not looked at until it is to be transformed.
@@ -110,17 +114,17 @@ fn look_at(index: usize, function: Ptr) {
     }
 }
 
-fn verdict(index: usize, function: Ptr) -> Result<(), Refusal> {
+fn verdict(index: usize, function: Ptr) -> Result<(), TransformRefusal> {
     let library = host().library(host().image_of(index));
-    let name = driver().name_of(function as usize).ok_or(Refusal::NoSuchKernel)?;
-    let name = name.to_str().map_err(|_| Refusal::NoSuchKernel)?;
+    let name = driver().name_of(function as usize).ok_or(TransformRefusal::NoSuchKernel)?;
+    let name = name.to_str().map_err(|_| TransformRefusal::NoSuchKernel)?;
     if let Some(why) = kernel_names::waits_by_name(name) {
         return Err(why);
     }
     if vendor::is_vendor(name, library.as_ref().ok().and_then(Option::as_deref)) {
         KERNELS[index].is_vendor.store(true, Relaxed);
         if !takes_vendor() {
-            return Err(Refusal::VendorLibrary);
+            return Err(TransformRefusal::VendorLibrary);
         }
     }
     library.map(drop)
@@ -163,25 +167,25 @@ pub(crate) fn by_offset(
     if !transformed.is_ptx && launch.grid[1..] != [1; 2] {
         return None;
     }
-    if transformed.sub_grid.is_untried() {
+    if transformed.by_offset.is_untried() {
         prepare_offset(index, launch, transformed);
         // Whoever asks first does without, however soon it is made.
         return None;
     }
-    transformed.sub_grid.function()
+    transformed.by_offset.function()
 }
 
 /// Have the form with offset block indices made, unless it was asked for.
 #[cold]
 fn prepare_offset(index: usize, launch: &KernelArguments, transformed: &Transformed) {
-    if !transformed.sub_grid.ask() {
+    if !transformed.by_offset.ask() {
         return;
     }
     // It can be transformed already: the others come first.
     let job =
         Job::of_launch(Task::Offset, index, launch, (transformed.context, transformed.device), 0);
     if !job.is_some_and(worker::hire) {
-        transformed.sub_grid.forgo();
+        transformed.by_offset.forgo();
     }
 }
 

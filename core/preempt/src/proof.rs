@@ -23,7 +23,7 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 use tally_ipc::wait;
 use tally_rewriter::control::{CONTROL_BYTES, FLAG_RAISED, FLAG_STRIDE_BYTES};
-use tally_rewriter::{ControlBlock, KernelForm, Refusal, image, proof};
+use tally_rewriter::{ControlBlock, KernelForm, TransformRefusal, image, proof};
 
 /// Blocks for each SM: of 128 threads at most 16 run at once, so some are left when the
 /// flag goes up.
@@ -53,12 +53,12 @@ pub struct Proven {
 }
 
 /// Results for each device and kind of code; found once in a process.
-static FOUND: Locked<Vec<(Kind, Result<Proven, Refusal>)>> = Locked::new(Vec::new());
+static FOUND: Locked<Vec<(Kind, Result<Proven, TransformRefusal>)>> = Locked::new(Vec::new());
 
 /// Whether transformed forms of a kind may be used on a device, which is the current context's.
 ///
 /// # Errors
-/// [`Refusal::ResultsDiffer`], or why it could not be found out.
+/// [`TransformRefusal::ResultsDiffer`], or why it could not be found out.
 pub(super) fn passed(
     device: i32,
     arch: u32,
@@ -106,8 +106,8 @@ struct Runs {
 }
 
 /// The driver's answer as an error.
-fn check(result: i32) -> Result<(), Refusal> {
-    if result == SUCCESS { Ok(()) } else { Err(Refusal::DriverRefused) }
+fn check(result: i32) -> Result<(), TransformRefusal> {
+    if result == SUCCESS { Ok(()) } else { Err(TransformRefusal::DriverRefused) }
 }
 
 /// The kernel in one form.
@@ -134,16 +134,16 @@ struct Bench {
 
 fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, Failed> {
     let original = if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled()? };
-    let rewritten = image::rewrite(&original, arch, KernelForm::Prelude, None)?;
+    let rewritten = image::rewrite(&original, arch, KernelForm::ByClaims, None)?;
     let transformed = rewritten.kernel(proof::NAME)?.control_offset as usize;
     let mut images = vec![(original.clone(), None), (rewritten.image, Some(transformed))];
     // The form with offset block indices. None if this driver's code of the kernel does not read them as
     // the patch knows.
-    let sub_grid = image::rewrite(&original, arch, KernelForm::SubGrid, None)?;
-    match sub_grid.kernel(proof::NAME) {
+    let by_offset = image::rewrite(&original, arch, KernelForm::ByOffset, None)?;
+    match by_offset.kernel(proof::NAME) {
         Ok(kernel) => {
             let at = kernel.control_offset as usize;
-            images.push((sub_grid.image, Some(at)));
+            images.push((by_offset.image, Some(at)));
         }
         Err(why) => log!("nothing is sliced by offset: {why}"),
     }
@@ -151,9 +151,9 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         images.into_iter().map(|(image, at)| function(image, at)).collect::<Result<Vec<_>, _>>()
     });
     let mut forms = loaded.ok_or(Failed::Busy)??.into_iter();
-    let (Some(plain), Some(transformed), sub_grid) = (forms.next(), forms.next(), forms.next())
+    let (Some(plain), Some(transformed), by_offset) = (forms.next(), forms.next(), forms.next())
     else {
-        return Err(Failed::For(Refusal::DriverRefused));
+        return Err(Failed::For(TransformRefusal::DriverRefused));
     };
     let mut bench = Bench::new(device)?;
 
@@ -208,7 +208,7 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         runs.partly += u32::from(ran > 0 && ran < blocks as usize);
         if permille == 0 && ran != 0 {
             log!("{ran} blocks of {blocks} ran although they were asked not to");
-            return Err(Failed::For(Refusal::ResultsDiffer));
+            return Err(Failed::For(TransformRefusal::ResultsDiffer));
         }
         bench.raise(bench.stream, false)?;
         let mut resumes = 0;
@@ -219,20 +219,20 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         }
         bench.check("stopped and resumed")?;
     }
-    if let Some(form) = sub_grid {
+    if let Some(form) = by_offset {
         runs.offsets = offsets(&form, is_ptx, &bench)?;
     }
     Ok(runs)
 }
 
 /// The form with offset block indices; how many slices.
-fn offsets(form: &Form, is_ptx: bool, bench: &Bench) -> Result<u32, Refusal> {
+fn offsets(form: &Form, is_ptx: bool, bench: &Bench) -> Result<u32, TransformRefusal> {
     let blocks = bench.blocks();
     // The kernel counts its blocks as a grid of one dimension has them, too.
     let grid = if is_ptx { bench.grid } else { [blocks, 1, 1] };
     let slices = [0..1, 1..blocks / 2, blocks / 2..blocks];
     for range in &slices {
-        let part = ControlBlock::sub_grid(range.start, grid);
+        let part = ControlBlock::by_offset(range.start, grid);
         bench.run(form, [range.end - range.start, 1, 1], Some(part))?;
     }
     bench.check("in slices by offset")?;
@@ -240,12 +240,12 @@ fn offsets(form: &Form, is_ptx: bool, bench: &Bench) -> Result<u32, Refusal> {
 }
 
 /// The kernel as this driver compiles it for the current device.
-fn compiled() -> Result<Vec<u8>, Refusal> {
+fn compiled() -> Result<Vec<u8>, TransformRefusal> {
     let d = driver();
-    let missing = Refusal::DriverRefused;
+    let missing = TransformRefusal::DriverRefused;
     let (create, add) = (d.link_create.ok_or(missing)?, d.link_add.ok_or(missing)?);
     let (complete, destroy) = (d.link_complete.ok_or(missing)?, d.link_destroy.ok_or(missing)?);
-    let text = CString::new(proof::PTX).map_err(|_| Refusal::Malformed)?;
+    let text = CString::new(proof::PTX).map_err(|_| TransformRefusal::Malformed)?;
     let bytes = text.as_bytes_with_nul().len();
     let none: Ptr = std::ptr::null_mut();
     let (mut link, mut cubin, mut size) = (none, none, 0);
@@ -265,13 +265,13 @@ fn compiled() -> Result<Vec<u8>, Refusal> {
 }
 
 /// Load an image and find the kernel in it. The module stays. The context is idle.
-fn function(mut image: Vec<u8>, control_offset: Option<usize>) -> Result<Form, Refusal> {
+fn function(mut image: Vec<u8>, control_offset: Option<usize>) -> Result<Form, TransformRefusal> {
     image.push(0);
     let d = driver();
     let (load, get) = (d.module_load, d.module_function);
-    let (Some(load), Some(get)) = (load, get) else { return Err(Refusal::DriverRefused) };
+    let (Some(load), Some(get)) = (load, get) else { return Err(TransformRefusal::DriverRefused) };
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-    let name = CString::new(proof::NAME).map_err(|_| Refusal::NoSuchKernel)?;
+    let name = CString::new(proof::NAME).map_err(|_| TransformRefusal::NoSuchKernel)?;
     // SAFETY: an image with a NUL behind it, a NUL-terminated name, valid out-pointers.
     unsafe {
         check(load(&mut module, image.as_ptr()))?;
@@ -285,9 +285,9 @@ fn function(mut image: Vec<u8>, control_offset: Option<usize>) -> Result<Form, R
 }
 
 impl Bench {
-    fn new(device: i32) -> Result<Self, Refusal> {
+    fn new(device: i32) -> Result<Self, TransformRefusal> {
         let d = driver();
-        let missing = Refusal::DriverRefused;
+        let missing = TransformRefusal::DriverRefused;
         let mut sms = 0;
         // SAFETY: a valid out-pointer. CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
         check(unsafe { d.device_attribute.ok_or(missing)?(&mut sms, 16, device) })?;
@@ -335,7 +335,7 @@ impl Bench {
 
     /// The sums of a whole run of the plain kernel, which were right at fewer rounds and of which some are
     /// computed here, are from now on what any run must write.
-    fn expect_what_ran(&mut self) -> Result<(), Refusal> {
+    fn expect_what_ran(&mut self) -> Result<(), TransformRefusal> {
         let blocks = self.blocks();
         self.expected = self.read(self.sums, blocks as usize)?;
         let samples = (0..SAMPLES).map(|n| n * (blocks - 1) / (SAMPLES - 1));
@@ -354,7 +354,7 @@ impl Bench {
         form: &Form,
         grid: [u32; 3],
         control: Option<ControlBlock>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), TransformRefusal> {
         let mut buffer = vec![0_u8; proof::PARAMETER_BYTES];
         buffer[..8].copy_from_slice(&self.sums.to_le_bytes());
         buffer[8..16].copy_from_slice(&self.counts.to_le_bytes());
@@ -371,15 +371,15 @@ impl Bench {
             attributes: std::ptr::null(),
             attribute_count: 0,
         };
-        let launch = driver().launch_ex.ok_or(Refusal::DriverRefused)?;
+        let launch = driver().launch_ex.ok_or(TransformRefusal::DriverRefused)?;
         let none = std::ptr::null_mut();
         // SAFETY: a function of ours in the current context; the driver copies the
         // parameters before it returns.
         check(with_buffer(&buffer, |extra| unsafe { launch(&config, form.function, none, extra) }))
     }
 
-    fn settle(&self, stream: Ptr) -> Result<(), Refusal> {
-        let synchronize = driver().stream_synchronize.ok_or(Refusal::DriverRefused)?;
+    fn settle(&self, stream: Ptr) -> Result<(), TransformRefusal> {
+        let synchronize = driver().stream_synchronize.ok_or(TransformRefusal::DriverRefused)?;
         // SAFETY: a stream of our own.
         check(unsafe { synchronize(stream) })
     }
@@ -389,21 +389,21 @@ impl Bench {
         form: &Form,
         grid: [u32; 3],
         control: Option<ControlBlock>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), TransformRefusal> {
         self.issue(form, grid, control)?;
         self.settle(self.stream)
     }
 
-    fn raise(&self, stream: Ptr, raised: bool) -> Result<(), Refusal> {
-        let write = driver().stream_write.ok_or(Refusal::DriverRefused)?;
+    fn raise(&self, stream: Ptr, raised: bool) -> Result<(), TransformRefusal> {
+        let write = driver().stream_write.ok_or(TransformRefusal::DriverRefused)?;
         let value = if raised { FLAG_RAISED } else { 0 };
         // SAFETY: a stream and a word of our own.
         check(unsafe { write(stream, self.flag, value, WRITE_VALUE_DEFAULT) })
     }
 
     /// Copies words from the device; not more than two for each block.
-    fn read(&self, from: u64, count: usize) -> Result<Vec<u32>, Refusal> {
-        let copy = driver().copy_out.ok_or(Refusal::DriverRefused)?;
+    fn read(&self, from: u64, count: usize) -> Result<Vec<u32>, TransformRefusal> {
+        let copy = driver().copy_out.ok_or(TransformRefusal::DriverRefused)?;
         let count = count.min(2 * self.blocks() as usize);
         // SAFETY: so many words of our own on both sides.
         check(unsafe { copy(self.landing.cast_mut().cast(), from, count * 4, self.stream) })?;
@@ -413,12 +413,12 @@ impl Bench {
     }
 
     /// Each block ran once and wrote what it must; then both are cleared.
-    fn check(&self, how: &str) -> Result<(), Refusal> {
+    fn check(&self, how: &str) -> Result<(), TransformRefusal> {
         let blocks = self.blocks() as usize;
         // The counts lie behind the sums.
         let both = self.read(self.sums, 2 * blocks)?;
         let (sums, counts) = both.split_at(blocks);
-        let clear = driver().mem_set.ok_or(Refusal::DriverRefused)?;
+        let clear = driver().mem_set.ok_or(TransformRefusal::DriverRefused)?;
         // SAFETY: memory of our own.
         check(unsafe { clear(self.sums, 0, 2 * blocks, self.stream) })?;
         let wrong = sums.iter().zip(&self.expected).filter(|(got, wanted)| got != wanted).count();
@@ -427,7 +427,7 @@ impl Bench {
             return Ok(());
         }
         log!("the known kernel, {how}: {wrong} wrong sums, {odd} blocks of {blocks} not run once");
-        Err(Refusal::ResultsDiffer)
+        Err(TransformRefusal::ResultsDiffer)
     }
 }
 

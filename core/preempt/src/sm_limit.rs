@@ -19,7 +19,7 @@ use crate::cuda::{
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, Place};
+use crate::launch::{KernelArguments, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, BACKLOG_MAX};
 use crate::{kernels, transformed};
@@ -30,66 +30,66 @@ use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::{ring, wait};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Events in turn: a hop's are free again once it is over, long before they come round.
 const EVENTS: usize = 256;
 
 #[derive(Debug)]
-struct Width {
+struct GreenContext {
     sms: u32,
     green: usize,
     /// By slot: priority and handle. Changed by whoever holds the slot's turn.
     streams: Box<[Vec<(i32, usize)>; STREAM_SLOTS]>,
 }
 
-/// A SM-limited launch: its slot, its number there, its kernel.
+/// An SM-limited launch: its slot, its number there, its kernel.
 type SmLimited = (usize, u32, usize);
 /// SM-limited launches that are remembered.
 const SM_LIMITED_MAX: usize = 256;
-/// A SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
+/// An SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
 pub const STUCK_NS: u64 = 10_000_000_000;
 /// Pause between two attempts to find the context idle: the first one, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 struct Pool {
     reserves: Vec<u32>,
-    widths: Vec<Width>,
+    contexts: Vec<GreenContext>,
     events: Vec<usize>,
     next: usize,
 }
 
 static POOL: Locked<Pool> =
-    Locked::new(Pool { reserves: Vec::new(), widths: Vec::new(), events: Vec::new(), next: 0 });
+    Locked::new(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 static WANTED: AtomicBool = AtomicBool::new(false);
 static TRIED: AtomicBool = AtomicBool::new(false);
 static ALIVE: Lock = Lock::new();
 static SM_LIMITED: Locked<VecDeque<SmLimited>> = Locked::new(VecDeque::new());
 
-/// SMs to keep free, one width each.
+/// SMs to keep free, one green context for each number.
 pub fn configure(reserves: &[u32]) {
     POOL.with(|pool| pool.reserves = reserves.to_vec());
     WANTED.store(!reserves.is_empty(), Release);
 }
 
 /// Whether a launch can be SM-limited: [`CAN_LIMIT`] or 0.
-pub fn offers(kernel: usize, launch: &KernelArguments, place: &Place) -> u32 {
-    let context = place.context;
+pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> u32 {
+    let context = stream.context;
     if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
         return 0;
     }
     if CONTEXT.load(Acquire) != context {
         if !TRIED.swap(true, SeqCst) {
             MAKE_IN.store(context, SeqCst);
-            host().spawn("tally-width", false, make);
+            host().spawn("tally-sm-limit", false, make);
         }
         return 0;
     }
     let blocks = launch.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
-    let fits = !place.has_attributes
+    let fits = !stream.has_attributes
         && !host().is_memory_attached()
         // One takes two entries of a queue.
-        && place.backlog <= BACKLOG_MAX
+        && stream.backlog <= BACKLOG_MAX
         && has_queues(context)
         && prepare::may_be_limited(kernel, launch.function)
         && transformed::resident_on_all(launch).is_some_and(|resident| blocks > resident);
@@ -112,7 +112,7 @@ pub fn stuck(slot: usize, number: u32) {
     for kernel in found {
         log!("kernel {kernel} did not end on some of the SMs: it is launched whole from now on");
         kernels::refuse_sm_limit(kernel);
-        kernels::refuse(kernel, Refusal::StuckLimited);
+        kernels::refuse(kernel, TransformRefusal::StuckLimited);
     }
 }
 
@@ -155,11 +155,11 @@ fn make_now(context: usize) -> bool {
     let made = host::load(context, host::LOAD_PATIENCE, || make_pool(context, &reserves));
     match made {
         None => return false,
-        Some(Ok((widths, events))) => {
-            let all: Vec<u32> = widths.iter().map(|w| w.sms).collect();
-            log!("widths: {all:?} SMs");
-            let any = !widths.is_empty();
-            POOL.with(|pool| (pool.widths, pool.events) = (widths, events));
+        Some(Ok((contexts, events))) => {
+            let all: Vec<u32> = contexts.iter().map(|w| w.sms).collect();
+            log!("green contexts of {all:?} SMs");
+            let any = !contexts.is_empty();
+            POOL.with(|pool| (pool.contexts, pool.events) = (contexts, events));
             if any {
                 CONTEXT.store(context, Release);
             }
@@ -169,10 +169,13 @@ fn make_now(context: usize) -> bool {
     true
 }
 
-fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>), CuResult> {
+fn make_pool(
+    context: usize,
+    reserves: &[u32],
+) -> Result<(Vec<GreenContext>, Vec<usize>), CuResult> {
     let d = driver();
     let check = |r: CuResult| if r == SUCCESS { Ok(()) } else { Err(r) };
-    let mut widths = Vec::new();
+    let mut contexts = Vec::new();
     let mut events = Vec::new();
     let mut device = 0;
     // SAFETY: valid out-pointers throughout; the context lives while `ALIVE` is held.
@@ -190,7 +193,7 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
             let wanted = (wanted / 8 * 8).max(wanted.min(8));
             let r = split(&mut part, &mut count, &all, &mut rest, 0, wanted);
             if r != SUCCESS || count == 0 {
-                log!("no width of {wanted} SMs: CUDA error {r}");
+                log!("no green context of {wanted} SMs: CUDA error {r}");
                 continue;
             }
             let (mut description, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -199,21 +202,21 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<(Vec<Width>, Vec<usize>
             check(create(&mut green, description, device, GREEN_DEFAULT_STREAM))?;
             d.green_stream.ok_or(NOT_SUPPORTED)?;
             let streams = Box::new([const { Vec::new() }; STREAM_SLOTS]);
-            widths.push(Width { sms: part.sm_count, green: green as usize, streams });
+            contexts.push(GreenContext { sms: part.sm_count, green: green as usize, streams });
         }
         let create = d.event_create.ok_or(NOT_SUPPORTED)?;
-        for _ in 0..if widths.is_empty() { 0 } else { EVENTS } {
+        for _ in 0..if contexts.is_empty() { 0 } else { EVENTS } {
             let mut event = std::ptr::null_mut();
             check(create(&mut event, EVENT_DISABLE_TIMING))?;
             events.push(event as usize);
         }
     }
-    widths.sort_by_key(|w| w.sms);
-    Ok((widths, events))
+    contexts.sort_by_key(|w| w.sms);
+    Ok((contexts, events))
 }
 
-/// Launch, as `number` of the stream of a slot, on at most `sms` SMs (or on the narrowest width there is). `None`:
-/// nothing was issued.
+/// Launch, as `number` of the stream of a slot, on at most `sms` SMs (or on the smallest green context there is).
+/// `None`: nothing was issued.
 pub fn launch(
     stream: usize,
     (slot, number): (usize, u32),
@@ -228,10 +231,10 @@ pub fn launch(
         return None;
     }
     let (at, green, narrow, before, behind) = POOL.with(|pool| {
-        let at = pool.widths.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
-        let width = pool.widths.get(at)?;
-        let narrow = width.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
-        let (green, narrow) = (width.green, narrow.map(|(_, narrow)| *narrow));
+        let at = pool.contexts.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
+        let chosen = pool.contexts.get(at)?;
+        let narrow = chosen.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
+        let (green, narrow) = (chosen.green, narrow.map(|(_, narrow)| *narrow));
         let mut event = || {
             pool.next = (pool.next + 1) % pool.events.len().max(1);
             pool.events.get(pool.next).copied()
@@ -251,8 +254,8 @@ pub fn launch(
                 return None;
             }
             POOL.with(|pool| {
-                if let Some(width) = pool.widths.get_mut(at) {
-                    width.streams[slot].push((priority, made as usize));
+                if let Some(chosen) = pool.contexts.get_mut(at) {
+                    chosen.streams[slot].push((priority, made as usize));
                 }
             });
             made as usize
@@ -299,23 +302,23 @@ pub fn launch(
     Some(SUCCESS)
 }
 
-/// Wait until no width is being made.
+/// Wait until no green context is being made.
 pub fn leave_context() {
     drop(ALIVE.lock());
 }
 
 /// The program may give up its last reference to a primary context: give up those of its green contexts.
-/// Should it not be the last, widths are made anew.
+/// Should it not be the last, they are made anew.
 pub fn give_up(context: usize) {
     let _alive = ALIVE.lock();
     if CONTEXT.load(Acquire) != context {
         return;
     }
     CONTEXT.store(0, Release);
-    let widths = POOL.with(|pool| std::mem::take(&mut pool.widths));
+    let contexts = POOL.with(|pool| std::mem::take(&mut pool.contexts));
     let d = driver();
-    for width in widths {
-        for (_, stream) in width.streams.iter().flatten() {
+    for green_context in contexts {
+        for (_, stream) in green_context.streams.iter().flatten() {
             if let Some(destroy) = d.stream_destroy {
                 // SAFETY: a stream of ours; what is in it goes on.
                 d.relaxed(|| unsafe { destroy(*stream as Ptr) });
@@ -323,7 +326,7 @@ pub fn give_up(context: usize) {
         }
         if let Some(destroy) = d.green_destroy {
             // SAFETY: a green context of ours, in which nothing is launched any more.
-            d.relaxed(|| unsafe { destroy(width.green as Ptr) });
+            d.relaxed(|| unsafe { destroy(green_context.green as Ptr) });
         }
     }
     TRIED.store(false, SeqCst);
@@ -336,7 +339,7 @@ pub fn forget_context(gone: usize) {
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);
         POOL.with(|pool| {
-            pool.widths.clear();
+            pool.contexts.clear();
             pool.events.clear();
         });
     }
@@ -350,5 +353,5 @@ pub fn reset() {
     }
     ALIVE.reset();
     SM_LIMITED.reset(VecDeque::new());
-    POOL.reset(Pool { reserves: Vec::new(), widths: Vec::new(), events: Vec::new(), next: 0 });
+    POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 }

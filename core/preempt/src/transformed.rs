@@ -6,7 +6,7 @@ use crate::cuda::{
 };
 use crate::host::host;
 use crate::launch::KernelArguments;
-use crate::offset::SubGrid;
+use crate::offset::OffsetForm;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
@@ -20,7 +20,7 @@ pub struct Transformed {
     /// Its code is PTX.
     pub is_ptx: bool,
     /// The form with offset block indices.
-    pub(crate) sub_grid: SubGrid,
+    pub(crate) by_offset: OffsetForm,
     /// CUDA ordinal of the device of `context`.
     pub(crate) device: i32,
     /// Offset and size of each parameter of the original.
@@ -208,7 +208,7 @@ impl Transformed {
     }
 
     pub(crate) fn copy_from(&self, original: usize) {
-        for to in std::iter::once(self.function).chain(self.sub_grid.function()) {
+        for to in std::iter::once(self.function).chain(self.by_offset.function()) {
             copy_attributes(original, to);
         }
         self.copied();

@@ -25,7 +25,7 @@ pub use tally_contract::limits::LAUNCH_PARTS_MAX as PARTS_MAX;
 use tally_contract::limits::{LAUNCHES_OPEN_MAX as OPEN_MAX, PARTS_OPEN_MAX};
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::{ClientRegion, ring, wait};
-use tally_rewriter::{ControlBlock, Refusal};
+use tally_rewriter::{ControlBlock, TransformRefusal};
 
 /// How long a launch waits for room before it goes whole.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(5);
@@ -261,7 +261,7 @@ fn advance(
         open.progress.put_off();
         return None;
     }
-    kernels::refuse(open.kernel, Refusal::BlocksWaited);
+    kernels::refuse(open.kernel, TransformRefusal::BlocksWaited);
     client.counters.rescued.fetch_add(1, SeqCst);
     log!("kernel {}: its blocks wait for one another; it is run whole from now on", open.kernel);
     let Some(again) = open.again.take() else {

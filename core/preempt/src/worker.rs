@@ -12,7 +12,7 @@ use crate::{gate, kernels, making};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// A job that found the context busy is tried again after so long, then twice as long, ms.
 const RETRY_MS: [u64; 2] = [20, 2_000];
@@ -77,7 +77,7 @@ fn carry_out(job: &Job) -> bool {
     if matches!(job.task, Task::Form | Task::Offset | Task::Gate) && host().have_filters_changed() {
         // The driver, too, may open files when it loads code.
         match job.task {
-            Task::Form => kernels::refuse(job.index, Refusal::Sandboxed),
+            Task::Form => kernels::refuse(job.index, TransformRefusal::Sandboxed),
             _ => jobs::give_up(job),
         }
         return false;
@@ -137,7 +137,7 @@ fn settle_offset(transformed: &Transformed, function: Option<usize>) {
     // From the prelude's function, which has what was set through any handle of the original's.
     let copy = || function.into_iter().for_each(|to| copy_attributes(transformed.function, to));
     copy();
-    transformed.sub_grid.settle(function);
+    transformed.by_offset.settle(function);
     // What the program set meanwhile.
     copy();
     kernels::changed();

@@ -41,7 +41,7 @@ pub const FLAG_RAISED: u32 = u32::MAX;
 pub const FLAG_STRIDE_BYTES: u32 = 128;
 
 /// The extra parameter. Which fields are read depends on the form, see
-/// [`ControlBlock::preemptible`], [`ControlBlock::slice`] and [`ControlBlock::sub_grid`].
+/// [`ControlBlock::preemptible`], [`ControlBlock::slice`] and [`ControlBlock::by_offset`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlBlock {
@@ -60,8 +60,8 @@ pub struct ControlBlock {
     pub epoch2: u32,
     /// Twice the first epoch of this instance of the kernel.
     pub base2: u32,
-    /// Prelude: cluster dimensions less one (powers of two less one; 0 without
-    /// clusters). Sub-grid form: the grid's own dimensions in blocks.
+    /// By claims: cluster dimensions less one (powers of two less one; 0 without
+    /// clusters). By offset: the grid's own dimensions in blocks.
     pub dims: [u32; 3],
     /// See [`ControlBlock::flag`]; a power of two less one.
     pub flag_mask: u32,
@@ -74,17 +74,17 @@ const _: () = {
 };
 
 impl ControlBlock {
-    /// Run blocks `lo..hi` of the whole grid (prelude form), claiming nothing.
+    /// Run blocks `lo..hi` of the whole grid (form by claims), claiming nothing.
     pub fn slice(lo: u32, hi: u32, cluster: [u32; 3]) -> Self {
         ControlBlock { lo, hi, dims: cluster.map(|d| d - 1), ..Default::default() }
     }
 
-    /// Run a one-dimensional launch of some blocks as blocks `lo..` of a grid of `grid` blocks (sub-grid form).
-    pub fn sub_grid(lo: u32, grid: [u32; 3]) -> Self {
+    /// Run a one-dimensional launch of some blocks as blocks `lo..` of a grid of `grid` blocks (form by offset).
+    pub fn by_offset(lo: u32, grid: [u32; 3]) -> Self {
         ControlBlock { lo, hi: u32::MAX, dims: grid, ..Default::default() }
     }
 
-    /// Run what is unclaimed, unless the flag is raised (prelude form).
+    /// Run what is unclaimed, unless the flag is raised (form by claims).
     #[allow(clippy::too_many_arguments)]
     pub fn preemptible(
         table: u64,

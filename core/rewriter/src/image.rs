@@ -1,7 +1,7 @@
 //! From the bytes that a program loads to the transformed form of its kernels.
 
 use crate::fatbin::{self, Fatbin};
-use crate::{KernelForm, Refusal, Rewritten, cubin, ptx};
+use crate::{KernelForm, Rewritten, TransformRefusal, cubin, ptx};
 
 /// What kind of image some bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,17 +40,17 @@ pub fn rewrite(
     arch: u32,
     form: KernelForm,
     only: Option<&[&str]>,
-) -> Result<Rewritten, Refusal> {
-    match ImageKind::of(image).ok_or(Refusal::UnknownImage)? {
+) -> Result<Rewritten, TransformRefusal> {
+    match ImageKind::of(image).ok_or(TransformRefusal::UnknownImage)? {
         ImageKind::Cubin => cubin::rewrite(image, form, only),
         ImageKind::Ptx => rewrite_text(image, form, only),
         ImageKind::Fatbin => {
-            let container = Fatbin::parse(image).map_err(|_| Refusal::Malformed)?;
-            let entry = container.choose(arch).ok_or(Refusal::NoCodeForDevice)?;
+            let container = Fatbin::parse(image).map_err(|_| TransformRefusal::Malformed)?;
+            let entry = container.choose(arch).ok_or(TransformRefusal::NoCodeForDevice)?;
             if !container.is_certain(entry) {
-                return Err(Refusal::SeveralCodes);
+                return Err(TransformRefusal::SeveralCodes);
             }
-            let payload = entry.payload().map_err(|_| Refusal::Malformed)?;
+            let payload = entry.payload().map_err(|_| TransformRefusal::Malformed)?;
             match entry.kind {
                 fatbin::Kind::Elf => cubin::rewrite(&payload, form, only),
                 _ => rewrite_text(&payload, form, only),
@@ -96,8 +96,8 @@ fn rewrite_text(
     image: &[u8],
     form: KernelForm,
     only: Option<&[&str]>,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     let text = image.split(|b| *b == 0).next().unwrap_or_default();
-    let text = std::str::from_utf8(text).map_err(|_| Refusal::Malformed)?;
+    let text = std::str::from_utf8(text).map_err(|_| TransformRefusal::Malformed)?;
     ptx::rewrite(text, form, only)
 }

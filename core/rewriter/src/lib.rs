@@ -4,7 +4,7 @@
 //! `cuModuleLoadData` takes, [`cubin`] the machine code in it, [`ptx`] the PTX.
 //! [`image::rewrite`] gives kernels of any of the three a transformed form: the claim-table
 //! prelude or offset block indices, both driven by a [`ControlBlock`]. What cannot be
-//! transformed is refused with a [`Refusal`]. [`kept`] keeps what was made for the next time.
+//! transformed is refused with a [`TransformRefusal`]. [`disk_cache`] keeps what was made for the next time.
 //!
 //! Nothing here trusts its input, runs code or touches a device.
 
@@ -12,9 +12,9 @@
 
 pub mod control;
 pub mod cubin;
+pub mod disk_cache;
 pub mod fatbin;
 pub mod image;
-pub mod kept;
 pub mod names;
 pub mod proof;
 pub mod ptx;
@@ -22,5 +22,5 @@ pub mod refusal;
 pub mod rewritten;
 
 pub use control::ControlBlock;
-pub use refusal::Refusal;
+pub use refusal::TransformRefusal;
 pub use rewritten::{KernelForm, Rewritten, TransformedKernel};

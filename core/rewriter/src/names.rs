@@ -3,9 +3,9 @@
 //! A kernel whose blocks wait for each other may hang when some of them are held back, and neither its PTX nor
 //! its machine code says so plainly: a look-back reads a word that another block writes, as any kernel might.
 //! But the libraries that do it use known names. A name proves nothing, so kernels that are not found here are
-//! still watched when they are transformed ([`Refusal::BlocksWaited`]).
+//! still watched when they are transformed ([`TransformRefusal::BlocksWaited`]).
 
-use crate::Refusal;
+use crate::TransformRefusal;
 
 /// Parts of names of libraries that talk to other GPUs. A kernel of theirs holds up its
 /// peers.
@@ -65,13 +65,13 @@ const SEMAPHORES: [&str; 11] = [
 ];
 
 /// Why a kernel of this name, mangled or plain, is not transformed; `None` says nothing.
-pub fn waits_by_name(name: &str) -> Option<Refusal> {
+pub fn waits_by_name(name: &str) -> Option<TransformRefusal> {
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     if has(&COMMUNICATION) {
-        return Some(Refusal::Communication);
+        return Some(TransformRefusal::Communication);
     }
     let waits = has(&LOOK_BACK) || has(&SEMAPHORES) || thrust_scan(name) || marlin(name);
-    waits.then_some(Refusal::BlocksWaitByName)
+    waits.then_some(TransformRefusal::BlocksWaitByName)
 }
 
 /// Thrust's own names: an agent in `cuda_cub`, named after what it does. In a plain
@@ -89,7 +89,7 @@ fn thrust_scan(name: &str) -> bool {
     name.contains("thrust") && agents.iter().any(|agent| name.contains(agent))
 }
 
-/// Marlin's quantised matrix products: blocks of a column hand partial sums on through locks.
+/// Marlin's quantised matrix products: blocks that share a column pass partial sums to each other under locks.
 fn marlin(name: &str) -> bool {
     let parts = ["Marlin", "marlin"];
     parts.iter().any(|part| name.contains(part)) && !name.contains("repack")
@@ -119,7 +119,7 @@ mod tests {
             "streamk_matmul_kernel_0d1d2d",
             "triton_spl_fused_cumsum_3",
         ] {
-            assert_eq!(waits_by_name(name), Some(Refusal::BlocksWaitByName), "{name}");
+            assert_eq!(waits_by_name(name), Some(TransformRefusal::BlocksWaitByName), "{name}");
         }
     }
 
@@ -136,7 +136,7 @@ mod tests {
             "_ZN4c10d12_GLOBAL__N_127one_shot_all_reduce_kernelIfEEvv",
             "_ZN4vllm26cross_device_reduce_1stageI6__halfLi2EEEvPNS_8RankDataE",
         ] {
-            assert_eq!(waits_by_name(name), Some(Refusal::Communication), "{name}");
+            assert_eq!(waits_by_name(name), Some(TransformRefusal::Communication), "{name}");
         }
     }
 

@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum TransformRefusal {
     /// Neither PTX, nor a cubin, nor a fatbin.
     UnknownImage = 1,
     /// The image breaks the rules of its format.
@@ -44,7 +44,7 @@ pub enum Refusal {
     BlocksWaited = 18,
     /// Its address is taken: somebody may call it as a function.
     AddressTaken = 19,
-    /// A function that it calls asks which block it is in, or might: it is called by its address (sub-grid form only).
+    /// A function that it calls asks which block it is in, or might: it is called by its address (form by offset only).
     IndexInFunction = 20,
     /// 32-bit addresses, or a PTX version before 6.0 that cannot be raised.
     PtxVersion = 21,
@@ -61,9 +61,9 @@ pub enum Refusal {
     /// A kernel with known results computed others on this GPU when it was transformed.
     ResultsDiffer = 27,
     /// Its machine code reads the block's index, or the grid's width, in a way that the patch
-    /// does not know (sub-grid form only).
+    /// does not know (form by offset only).
     IndexRead = 28,
-    /// Its machine code leaves no register free that the patch could use (sub-grid form only).
+    /// Its machine code leaves no register free that the patch could use (form by offset only).
     NoSpareRegister = 29,
     /// Its code lets its blocks wait for one another: held back in part they might do so for ever.
     BlocksMayWait = 30,
@@ -79,9 +79,9 @@ pub enum Refusal {
     Sandboxed = 35,
 }
 
-impl Refusal {
-    pub const ALL: [Refusal; 35] = {
-        use Refusal::*;
+impl TransformRefusal {
+    pub const ALL: [TransformRefusal; 35] = {
+        use TransformRefusal::*;
         [
             UnknownImage,
             Malformed,
@@ -123,53 +123,67 @@ impl Refusal {
 
     pub fn text(self) -> &'static str {
         match self {
-            Refusal::UnknownImage => "its image is of a kind that is not known",
-            Refusal::Malformed => "its image is malformed",
-            Refusal::NoCodeForDevice => "its image holds no code for this GPU",
-            Refusal::NoSuchKernel => "its image does not hold it",
-            Refusal::Architecture => "machine code of this architecture cannot be patched",
-            Refusal::FirstInstruction => {
+            TransformRefusal::UnknownImage => "its image is of a kind that is not known",
+            TransformRefusal::Malformed => "its image is malformed",
+            TransformRefusal::NoCodeForDevice => "its image holds no code for this GPU",
+            TransformRefusal::NoSuchKernel => "its image does not hold it",
+            TransformRefusal::Architecture => "machine code of this architecture cannot be patched",
+            TransformRefusal::FirstInstruction => {
                 "it starts with an instruction that the patch does not know"
             }
-            Refusal::EntryReferenced => "something refers to its first instruction",
-            Refusal::Relocatable => "its image is a relocatable object",
-            Refusal::ParameterSpace => "its parameters leave no room for the control block",
-            Refusal::Metadata => "its metadata has a form that the patch does not know",
-            Refusal::WritableGlobals => "its image has writable global variables",
-            Refusal::DeviceLaunch => "its image launches kernels from the device",
-            Refusal::GridSync => "it synchronises its whole grid",
-            Refusal::ProgrammaticDependence => "it depends on another kernel before that one's end",
-            Refusal::ClusterShape => "its cluster dimensions are no powers of two",
-            Refusal::Communication => "it belongs to a communication library (NCCL, NVSHMEM)",
-            Refusal::BlocksWaitByName => "its name says that its blocks wait for one another",
-            Refusal::BlocksWaited => "its blocks waited for one another when it was transformed",
-            Refusal::AddressTaken => "its address is taken",
-            Refusal::IndexInFunction => {
+            TransformRefusal::EntryReferenced => "something refers to its first instruction",
+            TransformRefusal::Relocatable => "its image is a relocatable object",
+            TransformRefusal::ParameterSpace => {
+                "its parameters leave no room for the control block"
+            }
+            TransformRefusal::Metadata => "its metadata has a form that the patch does not know",
+            TransformRefusal::WritableGlobals => "its image has writable global variables",
+            TransformRefusal::DeviceLaunch => "its image launches kernels from the device",
+            TransformRefusal::GridSync => "it synchronises its whole grid",
+            TransformRefusal::ProgrammaticDependence => {
+                "it depends on another kernel before that one's end"
+            }
+            TransformRefusal::ClusterShape => "its cluster dimensions are no powers of two",
+            TransformRefusal::Communication => {
+                "it belongs to a communication library (NCCL, NVSHMEM)"
+            }
+            TransformRefusal::BlocksWaitByName => {
+                "its name says that its blocks wait for one another"
+            }
+            TransformRefusal::BlocksWaited => {
+                "its blocks waited for one another when it was transformed"
+            }
+            TransformRefusal::AddressTaken => "its address is taken",
+            TransformRefusal::IndexInFunction => {
                 "a function that it calls, or may call, reads the block's index"
             }
-            Refusal::PtxVersion => "its PTX is of a version that is not supported",
-            Refusal::VendorLibrary => {
+            TransformRefusal::PtxVersion => "its PTX is of a version that is not supported",
+            TransformRefusal::VendorLibrary => {
                 "it belongs to a closed NVIDIA library and rewrite.vendor_libraries is off"
             }
-            Refusal::DriverRefused => "the driver refused its transformed form",
-            Refusal::AttributesDiffer => "the attributes of its transformed form differ",
-            Refusal::ImageGone => "its image is not at hand",
-            Refusal::LaunchForm => "it is launched in a way that cannot be transformed",
-            Refusal::ResultsDiffer => {
+            TransformRefusal::DriverRefused => "the driver refused its transformed form",
+            TransformRefusal::AttributesDiffer => "the attributes of its transformed form differ",
+            TransformRefusal::ImageGone => "its image is not at hand",
+            TransformRefusal::LaunchForm => "it is launched in a way that cannot be transformed",
+            TransformRefusal::ResultsDiffer => {
                 "a kernel with known results computed others on this GPU when it was transformed"
             }
-            Refusal::IndexRead => {
+            TransformRefusal::IndexRead => {
                 "it reads the block's index in a way that the patch does not know"
             }
-            Refusal::NoSpareRegister => "it leaves no register free for the patch",
-            Refusal::BlocksMayWait => "its code lets its blocks wait for one another",
-            Refusal::OutOfMemory => {
+            TransformRefusal::NoSpareRegister => "it leaves no register free for the patch",
+            TransformRefusal::BlocksMayWait => "its code lets its blocks wait for one another",
+            TransformRefusal::OutOfMemory => {
                 "the GPU's memory was full when its transformed form was to be loaded"
             }
-            Refusal::StuckLimited => "it did not end when it was limited to some of the SMs",
-            Refusal::SeveralCodes => "its image holds several codes for this GPU",
-            Refusal::HostMemory => "the process has too little memory left to rewrite its image",
-            Refusal::Sandboxed => {
+            TransformRefusal::StuckLimited => {
+                "it did not end when it was limited to some of the SMs"
+            }
+            TransformRefusal::SeveralCodes => "its image holds several codes for this GPU",
+            TransformRefusal::HostMemory => {
+                "the process has too little memory left to rewrite its image"
+            }
+            TransformRefusal::Sandboxed => {
                 "the program installed a seccomp filter before its transformed form was made"
             }
         }
@@ -182,11 +196,11 @@ impl Refusal {
     /// Whether only running the kernel could show it: worth keeping, because finding
     /// out again costs a launch that does not end, or a load in vain.
     pub fn is_profiled(self) -> bool {
-        use Refusal::{AttributesDiffer, BlocksWaited, DriverRefused, StuckLimited};
+        use TransformRefusal::{AttributesDiffer, BlocksWaited, DriverRefused, StuckLimited};
         matches!(self, BlocksWaited | DriverRefused | AttributesDiffer | StuckLimited)
     }
 
-    /// The refusal that [`Refusal::text`] says so of.
+    /// The refusal that [`TransformRefusal::text`] says so of.
     pub fn from_text(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|r| r.text() == text)
     }
@@ -197,13 +211,13 @@ impl Refusal {
     }
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for TransformRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.text())
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for TransformRefusal {}
 
 #[cfg(test)]
 mod tests {
@@ -211,11 +225,11 @@ mod tests {
 
     #[test]
     fn every_code_and_every_text_leads_back() {
-        for (i, r) in Refusal::ALL.into_iter().enumerate() {
+        for (i, r) in TransformRefusal::ALL.into_iter().enumerate() {
             assert_eq!(r.code() as usize, i + 1);
-            assert_eq!(Refusal::from_code(r.code()), Some(r));
-            assert_eq!(Refusal::from_text(r.text()), Some(r));
+            assert_eq!(TransformRefusal::from_code(r.code()), Some(r));
+            assert_eq!(TransformRefusal::from_text(r.text()), Some(r));
         }
-        assert_eq!(Refusal::from_code(0), None);
+        assert_eq!(TransformRefusal::from_code(0), None);
     }
 }

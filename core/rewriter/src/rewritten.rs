@@ -1,15 +1,16 @@
 //! What a rewriter gives back.
 
-use crate::Refusal;
+use crate::TransformRefusal;
 
 /// Which transformed form an image was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelForm {
-    /// The claim-table prelude: any range of blocks, preemptible. The grid stays.
-    Prelude,
-    /// Block indices offset: a launch of few blocks computes a range of a larger
-    /// grid's. In machine code, of one with a single dimension.
-    SubGrid,
+    /// By claims: in a prelude, each block claims itself in a table. The launch keeps the whole grid, runs any range
+    /// of its blocks, and can be preempted.
+    ByClaims,
+    /// By offset: the launch has only some of the blocks, and the kernel adds the first one's number to the index that
+    /// it reads. In machine code, for grids of one dimension.
+    ByOffset,
 }
 
 /// One kernel in its transformed form: how it is launched.
@@ -42,16 +43,16 @@ pub struct Rewritten {
     /// Kernels that have the transformed form.
     pub kernels: Vec<TransformedKernel>,
     /// Kernels that were asked for and have not.
-    pub refused: Vec<(String, Refusal)>,
+    pub refused: Vec<(String, TransformRefusal)>,
 }
 
 impl Rewritten {
     /// The transformed form of a kernel, or why it has none.
-    pub fn kernel(&self, name: &str) -> Result<&TransformedKernel, Refusal> {
+    pub fn kernel(&self, name: &str) -> Result<&TransformedKernel, TransformRefusal> {
         if let Some(kernel) = self.kernels.iter().find(|k| k.name == name) {
             return Ok(kernel);
         }
         let refused = self.refused.iter().find(|(n, _)| n == name);
-        Err(refused.map_or(Refusal::NoSuchKernel, |(_, why)| *why))
+        Err(refused.map_or(TransformRefusal::NoSuchKernel, |(_, why)| *why))
     }
 }

@@ -210,7 +210,7 @@ fn launches_at_work_at_once_run_each_block_once() {
     const BLOCKS: u32 = 400;
     const WARPS: u32 = 5;
     let case = Case::read(COUNTER, "k grid=400,1,1 block=150,1,1");
-    let transformed = ptx::rewrite(COUNTER, KernelForm::Prelude, None).unwrap();
+    let transformed = ptx::rewrite(COUNTER, KernelForm::ByClaims, None).unwrap();
     let offset = transformed.kernels[0].control_offset;
     let module = Module::parse(std::str::from_utf8(&transformed.image).unwrap()).unwrap();
     let mut world = World::new(&case, &module, "k", 1, false);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use tally_rewriter::cubin::{CheckError, Cubin, check, rewrite};
-use tally_rewriter::{KernelForm, Refusal, Rewritten, TransformedKernel};
+use tally_rewriter::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};
 
 const ORDINARY: [(u32, &[u8]); 5] = [
     (80, include_bytes!("cubins/ordinary.80.cubin")),
@@ -28,10 +28,10 @@ const LATER: [&[u8]; 2] =
     [include_bytes!("cubins/cluster.100.cubin"), include_bytes!("cubins/cluster.120.cubin")];
 
 fn prelude(image: &[u8]) -> Rewritten {
-    rewrite(image, KernelForm::Prelude, None).expect("a cubin that can be patched")
+    rewrite(image, KernelForm::ByClaims, None).expect("a cubin that can be patched")
 }
 
-fn refusals(rewritten: &Rewritten) -> HashMap<&str, Refusal> {
+fn refusals(rewritten: &Rewritten) -> HashMap<&str, TransformRefusal> {
     rewritten.refused.iter().map(|(name, why)| (name.as_str(), *why)).collect()
 }
 
@@ -72,10 +72,10 @@ fn ordinary_kernels_are_patched_and_say_where_the_control_block_goes() {
 #[test]
 fn only_what_is_asked_for_is_patched() {
     let (_, image) = ORDINARY[3];
-    let rewritten = rewrite(image, KernelForm::Prelude, Some(&["one", "absent"])).unwrap();
+    let rewritten = rewrite(image, KernelForm::ByClaims, Some(&["one", "absent"])).unwrap();
     assert_eq!(rewritten.kernels.len(), 1);
     assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
-    assert_eq!(rewritten.refused, [("absent".to_owned(), Refusal::NoSuchKernel)]);
+    assert_eq!(rewritten.refused, [("absent".to_owned(), TransformRefusal::NoSuchKernel)]);
     check(image, &rewritten.image).unwrap();
     let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
     let text = |cubin: &Cubin<'_>, name| cubin.sections[cubin.find(name).unwrap()].data.to_vec();
@@ -86,7 +86,7 @@ fn only_what_is_asked_for_is_patched() {
 #[test]
 fn a_rewrite_of_nothing_keeps_every_section() {
     for (_, image) in ORDINARY {
-        let rewritten = rewrite(image, KernelForm::Prelude, Some(&[])).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByClaims, Some(&[])).unwrap();
         check(image, &rewritten.image).unwrap();
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for (a, b) in old.sections.iter().zip(&new.sections) {
@@ -100,7 +100,7 @@ fn nothing_is_patched_twice() {
     for (_, image) in ORDINARY {
         let again = prelude(&prelude(image).image);
         assert_eq!(again.kernels, []);
-        assert!(again.refused.iter().all(|(_, why)| *why == Refusal::FirstInstruction));
+        assert!(again.refused.iter().all(|(_, why)| *why == TransformRefusal::FirstInstruction));
         assert_eq!(again.refused.len(), 6);
     }
 }
@@ -125,9 +125,9 @@ fn kernels_that_use_variables_of_their_image_are_refused() {
             // Calls the driver's `malloc`, with an index into the addresses of variables.
             "allocates",
         ] {
-            assert_eq!(refused[name], Refusal::WritableGlobals, "{name}");
+            assert_eq!(refused[name], TransformRefusal::WritableGlobals, "{name}");
         }
-        assert_eq!(refused["grid_sync"], Refusal::GridSync);
+        assert_eq!(refused["grid_sync"], TransformRefusal::GridSync);
         assert_eq!(refused.len(), 9);
     }
 }
@@ -137,7 +137,7 @@ fn functions_in_sections_of_their_own_are_followed() {
     let rewritten = prelude(LINKED);
     check(LINKED, &rewritten.image).unwrap();
     assert_eq!(rewritten.kernel("calls_pure").unwrap().control_offset, 16);
-    assert_eq!(rewritten.kernel("calls_counting"), Err(Refusal::WritableGlobals));
+    assert_eq!(rewritten.kernel("calls_counting"), Err(TransformRefusal::WritableGlobals));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn clusters_are_told_and_odd_ones_refused() {
     check(CLUSTER, &rewritten.image).unwrap();
     assert_eq!(rewritten.kernel("cluster_of_4").unwrap().cluster, Some([4, 1, 1]));
     assert_eq!(rewritten.kernel("cluster_at_launch").unwrap().cluster, None);
-    assert_eq!(rewritten.kernel("cluster_of_3"), Err(Refusal::ClusterShape));
+    assert_eq!(rewritten.kernel("cluster_of_3"), Err(TransformRefusal::ClusterShape));
 }
 
 #[test]
@@ -160,16 +160,19 @@ fn register_reconfiguration_is_no_obstacle() {
 fn other_images_are_refused_by_kind() {
     let refused = |image: &[u8], form| rewrite(image, form, None).unwrap_err();
     for image in LATER {
-        assert_eq!(refused(image, KernelForm::Prelude), Refusal::Architecture);
+        assert_eq!(refused(image, KernelForm::ByClaims), TransformRefusal::Architecture);
     }
-    assert_eq!(refused(OBJECT, KernelForm::Prelude), Refusal::Relocatable);
+    assert_eq!(refused(OBJECT, KernelForm::ByClaims), TransformRefusal::Relocatable);
     for image in LATER {
-        assert_eq!(refused(image, KernelForm::SubGrid), Refusal::Architecture);
+        assert_eq!(refused(image, KernelForm::ByOffset), TransformRefusal::Architecture);
     }
-    assert_eq!(refused(OBJECT, KernelForm::SubGrid), Refusal::Relocatable);
-    assert_eq!(refused(b"\x7fELF", KernelForm::Prelude), Refusal::Malformed);
-    assert_eq!(refused(&CLUSTER[..CLUSTER.len() / 2], KernelForm::Prelude), Refusal::Malformed);
-    assert_eq!(refused(b"", KernelForm::Prelude), Refusal::Malformed);
+    assert_eq!(refused(OBJECT, KernelForm::ByOffset), TransformRefusal::Relocatable);
+    assert_eq!(refused(b"\x7fELF", KernelForm::ByClaims), TransformRefusal::Malformed);
+    assert_eq!(
+        refused(&CLUSTER[..CLUSTER.len() / 2], KernelForm::ByClaims),
+        TransformRefusal::Malformed
+    );
+    assert_eq!(refused(b"", KernelForm::ByClaims), TransformRefusal::Malformed);
 }
 
 fn code<'c>(cubin: &'c Cubin<'_>, kernel: &str) -> &'c [u8] {
@@ -187,7 +190,7 @@ fn changed(old: &Cubin<'_>, new: &Cubin<'_>, kernel: &str) -> usize {
 #[test]
 fn the_check_notices_a_read_that_is_not_patched() {
     for image in INDEX {
-        let patched = rewrite(image, KernelForm::SubGrid, None).unwrap().image;
+        let patched = rewrite(image, KernelForm::ByOffset, None).unwrap().image;
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&patched).unwrap());
         for name in ["by_thread", "uniform", "grid_stride", "behind_a_branch"] {
             let (a, b) = (code(&old, name), code(&new, name));
@@ -204,11 +207,15 @@ fn the_check_notices_a_read_that_is_not_patched() {
 }
 
 #[test]
-fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
+fn the_form_by_offset_changes_only_what_knows_of_the_grid() {
     for (arch, image) in ORDINARY {
-        let rewritten = rewrite(image, KernelForm::SubGrid, None).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByOffset, None).unwrap();
         // A uniform register says which constant it reads, of its jump table: it could be any.
-        assert_eq!(rewritten.refused, [("switcher".to_owned(), Refusal::IndexRead)], "sm_{arch}");
+        assert_eq!(
+            rewritten.refused,
+            [("switcher".to_owned(), TransformRefusal::IndexRead)],
+            "sm_{arch}"
+        );
         check(image, &rewritten.image).unwrap();
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for kernel in &rewritten.kernels {
@@ -220,14 +227,14 @@ fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
         }
     }
     for image in INDEX {
-        let rewritten = rewrite(image, KernelForm::SubGrid, None).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByOffset, None).unwrap();
         check(image, &rewritten.image).unwrap();
         let refused = refusals(&rewritten);
         assert_eq!(refused.len(), 2);
         // Through the object's table: into the original's code, which knows of no slice.
-        assert_eq!(refused["by_address"], Refusal::IndexInFunction);
+        assert_eq!(refused["by_address"], TransformRefusal::IndexInFunction);
         // So is the driver's assertion, where that is called by its address.
-        assert_eq!(refused["asserts"], Refusal::IndexInFunction);
+        assert_eq!(refused["asserts"], TransformRefusal::IndexInFunction);
         assert_eq!(prelude(image).refused, [], "the prelude needs none of this");
         let (old, new) = (Cubin::parse(image).unwrap(), Cubin::parse(&rewritten.image).unwrap());
         for (name, expected) in [
@@ -241,16 +248,16 @@ fn the_sub_grid_form_changes_only_what_knows_of_the_grid() {
             assert_eq!(changed, expected, "sm_{} {name}", old.arch);
         }
     }
-    let numbers = rewrite(NUMBERS, KernelForm::SubGrid, None).unwrap();
-    assert_eq!(numbers.kernel("clusters"), Err(Refusal::IndexRead));
-    let clusters = rewrite(CLUSTER, KernelForm::SubGrid, None).unwrap();
+    let numbers = rewrite(NUMBERS, KernelForm::ByOffset, None).unwrap();
+    assert_eq!(numbers.kernel("clusters"), Err(TransformRefusal::IndexRead));
+    let clusters = rewrite(CLUSTER, KernelForm::ByOffset, None).unwrap();
     for name in ["cluster_of_3", "cluster_of_4"] {
-        assert_eq!(clusters.kernel(name), Err(Refusal::ClusterShape));
+        assert_eq!(clusters.kernel(name), Err(TransformRefusal::ClusterShape));
     }
-    let globals = rewrite(GLOBALS[1], KernelForm::SubGrid, None).unwrap();
-    assert_eq!(refusals(&globals)["counts"], Refusal::WritableGlobals);
+    let globals = rewrite(GLOBALS[1], KernelForm::ByOffset, None).unwrap();
+    assert_eq!(refusals(&globals)["counts"], TransformRefusal::WritableGlobals);
     check(GLOBALS[1], &globals.image).unwrap();
-    let linked = rewrite(LINKED, KernelForm::SubGrid, None).unwrap();
+    let linked = rewrite(LINKED, KernelForm::ByOffset, None).unwrap();
     check(LINKED, &linked.image).unwrap();
     assert!(linked.kernel("calls_pure").is_ok());
 }
@@ -268,7 +275,7 @@ fn a_register_of_a_function_that_is_called_is_not_spare() {
     let mut image = LINKED.to_vec();
     put(&mut image, "calls_pure", 7, read);
     let patched = |image: &[u8]| {
-        let rewritten = rewrite(image, KernelForm::SubGrid, Some(&["calls_pure"])).unwrap();
+        let rewritten = rewrite(image, KernelForm::ByOffset, Some(&["calls_pure"])).unwrap();
         assert_eq!(rewritten.refused, []);
         check(image, &rewritten.image).unwrap();
         rewritten.image
@@ -329,13 +336,13 @@ fn a_kernel_whose_sections_are_tables_of_the_file_is_refused() {
         for section in [".nv.info.", ".text."].map(|prefix| format!("{prefix}{kernel}")) {
             let changed = with_kind(image, &section, kind);
             let rewritten = prelude(&changed);
-            assert_eq!(rewritten.kernel(kernel), Err(Refusal::Metadata), "{section}");
+            assert_eq!(rewritten.kernel(kernel), Err(TransformRefusal::Metadata), "{section}");
             Cubin::parse(&rewritten.image).unwrap().relocations().unwrap();
         }
     }
     for section in [".nv.constant0.one", ".nv.info"] {
         let rewritten = prelude(&with_kind(image, section, STRINGS));
-        assert_eq!(rewritten.kernel("one"), Err(Refusal::Metadata), "{section}");
+        assert_eq!(rewritten.kernel("one"), Err(TransformRefusal::Metadata), "{section}");
     }
 }
 
@@ -352,7 +359,7 @@ fn the_check_notices_relocations_that_cannot_be_read() {
 fn the_check_notices_any_changed_byte_of_code_and_constants() {
     let (_, image) = ORDINARY[3];
     notices_changes(image, &prelude(image).image);
-    notices_changes(image, &rewrite(image, KernelForm::SubGrid, None).unwrap().image);
+    notices_changes(image, &rewrite(image, KernelForm::ByOffset, None).unwrap().image);
 }
 
 fn notices_changes(image: &[u8], patched: &[u8]) {
@@ -381,14 +388,14 @@ fn notices_changes(image: &[u8], patched: &[u8]) {
 fn no_prefix_or_flipped_bit_makes_it_panic() {
     let (_, image) = ORDINARY[0];
     for end in (0..image.len()).step_by(61) {
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let _ = rewrite(&image[..end], form, None);
         }
     }
     let mut image = image.to_vec();
     for bit in (0..image.len() * 8).step_by(389) {
         image[bit / 8] ^= 1 << (bit % 8);
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             if let Ok(rewritten) = rewrite(&image, form, None) {
                 check(&image, &rewritten.image).unwrap();
             }
@@ -405,7 +412,7 @@ fn metadata_changes_as_written_down() {
         (90, ORDINARY[3].1, include_str!("cubins/barriers.90.golden")),
     ] {
         let rewritten =
-            rewrite(image, KernelForm::Prelude, Some(&["barriers", "nothing"])).unwrap();
+            rewrite(image, KernelForm::ByClaims, Some(&["barriers", "nothing"])).unwrap();
         let mut text = String::new();
         for (title, image) in [("before", image), ("after", &rewritten.image)] {
             let cubin = Cubin::parse(image).unwrap();
@@ -465,15 +472,15 @@ fn machine_code_in_a_container_is_patched_for_its_device() {
     let container = pack(&[(Kind::Elf, 80, ORDINARY[0].1), (Kind::Elf, 90, ORDINARY[3].1)]);
     for (arch, original) in [(80, ORDINARY[0].1), (89, ORDINARY[0].1), (90, ORDINARY[3].1)] {
         let rewritten =
-            image::rewrite(&container, arch, KernelForm::Prelude, Some(&["one"])).unwrap();
+            image::rewrite(&container, arch, KernelForm::ByClaims, Some(&["one"])).unwrap();
         assert_eq!(rewritten.kernel("one").unwrap().control_offset, 8);
         check(original, &rewritten.image).unwrap();
     }
-    let refused = image::rewrite(&container, 75, KernelForm::Prelude, None);
-    assert_eq!(refused.unwrap_err(), Refusal::NoCodeForDevice);
+    let refused = image::rewrite(&container, 75, KernelForm::ByClaims, None);
+    assert_eq!(refused.unwrap_err(), TransformRefusal::NoCodeForDevice);
     // Which of two for one device the driver takes is not known; what is for other devices does not matter.
     let two = pack(&[80, 90, 80].map(|arch| (Kind::Elf, arch, ORDINARY[0].1)));
-    let refused = image::rewrite(&two, 80, KernelForm::Prelude, None);
-    assert_eq!(refused.unwrap_err(), Refusal::SeveralCodes);
-    assert!(image::rewrite(&two, 90, KernelForm::Prelude, None).is_ok());
+    let refused = image::rewrite(&two, 80, KernelForm::ByClaims, None);
+    assert_eq!(refused.unwrap_err(), TransformRefusal::SeveralCodes);
+    assert!(image::rewrite(&two, 90, KernelForm::ByClaims, None).is_ok());
 }

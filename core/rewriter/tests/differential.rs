@@ -1,7 +1,7 @@
 //! Kernels in their transformed forms against themselves, in the interpreter.
 //!
 //! Every kernel of the corpus, and as many that are made at random, runs whole once.
-//! Then it runs transformed: in slices, as sub-grids, given up at random blocks and resumed,
+//! Then it runs transformed: in slices, as parts by offset, given up at random blocks and resumed,
 //! also with two launches at work at once. Memory must come out the same, bit for
 //! bit, and every block must have run exactly once.
 //!
@@ -14,7 +14,7 @@ mod generated;
 use common::{Case, Random, World, cases};
 use tally_rewriter::control::FLAG_RAISED;
 use tally_rewriter::ptx;
-use tally_rewriter::{ControlBlock, KernelForm, Refusal, TransformedKernel};
+use tally_rewriter::{ControlBlock, KernelForm, TransformRefusal, TransformedKernel};
 use tally_softcuda_vm::{Module, Scratch};
 
 const SCHEDULES_DEFAULT: usize = 24;
@@ -26,7 +26,7 @@ const SMS: usize = 4;
 /// text that is not yet rewritten.
 fn counting(case: &Case) -> Option<String> {
     let only = [case.kernel.as_str()];
-    let plan = ptx::plan(&case.source, KernelForm::Prelude, Some(&only)).ok()?;
+    let plan = ptx::plan(&case.source, KernelForm::ByClaims, Some(&only)).ok()?;
     plan.kernels.first()?;
     let code = "\n{ .reg .pred %cnt_p; .reg .b32 %cnt_<5>; .reg .b64 %cnt_d<3>;\n\
         mov.u32 %cnt_0, %tid.x; mov.u32 %cnt_1, %tid.y; or.b32 %cnt_0, %cnt_0, %cnt_1;\n\
@@ -59,7 +59,7 @@ struct Transformed {
 }
 
 impl Transformed {
-    fn of(case: &Case, form: KernelForm) -> Result<Transformed, Refusal> {
+    fn of(case: &Case, form: KernelForm) -> Result<Transformed, TransformRefusal> {
         let only = [case.kernel.as_str()];
         let transformed = ptx::rewrite(&case.source, form, Some(&only))?;
         if let Some((_, why)) = transformed.refused.first() {
@@ -107,10 +107,10 @@ fn sliced(case: &Case, transformed: &Transformed, world: &World, random: &mut Ra
     }
 }
 
-fn sub_grids(case: &Case, transformed: &Transformed, world: &World, random: &mut Random) {
+fn offset_parts(case: &Case, transformed: &Transformed, world: &World, random: &mut Random) {
     let mut scratch = Scratch::new();
     for (lo, hi) in pieces(case.blocks(), random) {
-        let control = ControlBlock::sub_grid(lo, case.grid);
+        let control = ControlBlock::by_offset(lo, case.grid);
         let params = world.params_with(transformed.kernel.control_offset, &control);
         for block in order(hi - lo, random) {
             world.run(&params, [hi - lo, 1, 1], block, 0, &mut scratch);
@@ -118,7 +118,7 @@ fn sub_grids(case: &Case, transformed: &Transformed, world: &World, random: &mut
     }
 }
 
-/// Launches of the prelude form that are at work at the same time.
+/// Launches of the form by claims that are at work at the same time.
 fn preempted(case: &Case, transformed: &Transformed, world: &mut World, random: &mut Random) {
     use std::sync::atomic::Ordering::Relaxed;
     let blocks = case.blocks();
@@ -182,9 +182,9 @@ struct Counts {
 /// All schedules of one kernel.
 fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
     if case.refused {
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let why = Transformed::of(case, form).err();
-            assert_eq!(why, Some(Refusal::WritableGlobals), "{} {form:?}", case.kernel);
+            assert_eq!(why, Some(TransformRefusal::WritableGlobals), "{} {form:?}", case.kernel);
         }
         return;
     }
@@ -200,17 +200,17 @@ fn check(case: &Case, schedules: usize, seed: u64, counts: &mut Counts) {
             whole.run(&whole.params, case.grid, block, 0, &mut scratch);
         }
         let want = whole.device.snapshot(whole.compared);
-        let prelude = Transformed::of(case, KernelForm::Prelude);
+        let prelude = Transformed::of(case, KernelForm::ByClaims);
         let prelude = prelude.unwrap_or_else(|e| panic!("{}: {e}", case.kernel));
-        let sub_grid = Transformed::of(case, KernelForm::SubGrid);
-        assert_eq!(sub_grid.is_err(), case.prelude_only, "{}: {:?}", case.kernel, sub_grid.err());
+        let by_offset = Transformed::of(case, KernelForm::ByOffset);
+        assert_eq!(by_offset.is_err(), case.prelude_only, "{}: {:?}", case.kernel, by_offset.err());
         for schedule in (variant..schedules).step_by(variants.len()) {
             let mut random = Random::new(seed + 1000 * schedule as u64);
-            let (how, world) = match (schedule / variants.len() % 4, &sub_grid) {
+            let (how, world) = match (schedule / variants.len() % 4, &by_offset) {
                 (0, Ok(transformed)) => {
                     let world = transformed.world(case, seed, counted);
-                    sub_grids(case, transformed, &world, &mut random);
-                    ("sub-grids", world)
+                    offset_parts(case, transformed, &world, &mut random);
+                    ("by offset", world)
                 }
                 (0 | 1, _) => {
                     let world = prelude.world(case, seed, counted);

@@ -22,7 +22,7 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let case = Case::read(COUNTER, "k grid=8,1,1 block=70,1,1");
-        let transformed = ptx::rewrite(COUNTER, KernelForm::Prelude, None).unwrap();
+        let transformed = ptx::rewrite(COUNTER, KernelForm::ByClaims, None).unwrap();
         let module = Module::parse(std::str::from_utf8(&transformed.image).unwrap()).unwrap();
         let mut world = World::new(&case, &module, "k", 1, false);
         let counts = world.device.alloc_words(&[0; 8]);

@@ -3,19 +3,19 @@
 
 mod common;
 
-use Refusal::*;
+use TransformRefusal::*;
 use tally_rewriter::ptx;
-use tally_rewriter::{KernelForm, Refusal, Rewritten};
+use tally_rewriter::{KernelForm, Rewritten, TransformRefusal};
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
-const FORMS: [KernelForm; 2] = [KernelForm::Prelude, KernelForm::SubGrid];
+const FORMS: [KernelForm; 2] = [KernelForm::ByClaims, KernelForm::ByOffset];
 
 fn transformed(text: &str, form: KernelForm) -> Rewritten {
     ptx::rewrite(text, form, None).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
 /// Kernel `k` in a module of `rest`.
-fn both(rest: &str) -> [Result<(), Refusal>; 2] {
+fn both(rest: &str) -> [Result<(), TransformRefusal>; 2] {
     let text = format!("{HEAD}{rest}");
     FORMS.map(|form| {
         let transformed = ptx::rewrite(&text, form, None)?;
@@ -23,7 +23,7 @@ fn both(rest: &str) -> [Result<(), Refusal>; 2] {
     })
 }
 
-fn body(statements: &str) -> [Result<(), Refusal>; 2] {
+fn body(statements: &str) -> [Result<(), TransformRefusal>; 2] {
     both(&format!(
         ".entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .b64 %rd<9>; {statements} ret; }}"
     ))
@@ -58,7 +58,7 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
     // What a function gives back is named in its head.
     let adds = ".func (.reg .u32 got) f(.reg .u64 q) { atom.global.add.u32 got, [q], 1; ret; }";
     let text = format!("{HEAD}{adds} {}", common::waits("call (%r1), f, (%rd1);"));
-    assert!(transformed(&text, KernelForm::Prelude).kernel("k").unwrap().may_wait);
+    assert!(transformed(&text, KernelForm::ByClaims).kernel("k").unwrap().may_wait);
     // What a function does that is called, and what a call by a register may do, count as its own.
     let waiting = ".func f(.param .u64 q) { .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [q]; \
          ld.acquire.gpu.u32 %r1, [%rd1]; ret; }";
@@ -67,7 +67,7 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
         "mov.u64 %rd2, f; { .param .u64 a; st.param.u64 [a], %rd1; call %rd2, (a), proto; }";
     for statements in ["", calls, &format!("proto: .callprototype _ (.param .u64 _); {named}")] {
         let text = format!("{HEAD}{waiting} {}", common::waits(statements));
-        let transformed = transformed(&text, KernelForm::Prelude);
+        let transformed = transformed(&text, KernelForm::ByClaims);
         assert_eq!(
             transformed.kernel("k").unwrap().may_wait,
             !statements.is_empty(),
@@ -110,7 +110,7 @@ fn what_was_rewritten_is_not_rewritten_again() {
 fn the_control_block_comes_after_every_parameter() {
     let of = |list: &str| {
         let text = format!("{HEAD}.visible .entry k{list} .maxntid 32, 1, 1 {{ ret; }}");
-        let transformed = transformed(&text, KernelForm::Prelude);
+        let transformed = transformed(&text, KernelForm::ByClaims);
         let kernel = transformed.kernel("k").unwrap().clone();
         let image = String::from_utf8(transformed.image).unwrap();
         assert!(image.contains(".param .align 8 .b8 k_param_tally[56]"), "{image}");
@@ -132,7 +132,7 @@ fn parameters_that_leave_no_room_are_refused() {
             ".version {version}\n.target {target}\n.address_size 64\n\
              .entry k(.param .align 8 .b8 m[{bytes}]) {{ ret; }}"
         );
-        transformed(&text, KernelForm::Prelude).kernel("k").map(|k| k.control_offset)
+        transformed(&text, KernelForm::ByClaims).kernel("k").map(|k| k.control_offset)
     };
     assert_eq!(of("8.0", "sm_90", 4040), Ok(4040));
     assert_eq!(of("8.0", "sm_90", 4041), Err(ParameterSpace));
@@ -147,7 +147,7 @@ fn parameters_that_leave_no_room_are_refused() {
 fn versions_are_raised_where_they_can_be() {
     let of = |head: &str| {
         let text = format!("{head} .entry k() {{ ret; }}");
-        ptx::rewrite(&text, KernelForm::Prelude, None)
+        ptx::rewrite(&text, KernelForm::ByClaims, None)
             .map(|transformed| String::from_utf8(transformed.image).unwrap())
     };
     let raised = of(".version 4.2 .target sm_35 .address_size 64").unwrap();
@@ -168,26 +168,26 @@ fn versions_are_raised_where_they_can_be() {
 #[test]
 fn only_what_is_asked_for_is_touched() {
     let text = format!("{HEAD}.entry a() {{ ret; }}\n.entry b() {{ ret; }}\n.entry c();\n");
-    let transformed = ptx::rewrite(&text, KernelForm::Prelude, Some(&["b", "nobody"])).unwrap();
+    let transformed = ptx::rewrite(&text, KernelForm::ByClaims, Some(&["b", "nobody"])).unwrap();
     let names: Vec<_> = transformed.kernels.iter().map(|k| k.name.as_str()).collect();
     assert_eq!((names, transformed.refused.len()), (vec!["b"], 0));
     assert_eq!(transformed.kernel("nobody"), Err(NoSuchKernel));
     let image = String::from_utf8(transformed.image).unwrap();
     assert!(image.contains(".entry a() { ret; }") && image.contains(".entry c();"));
-    let none = ptx::rewrite(&text, KernelForm::Prelude, Some(&[])).unwrap();
+    let none = ptx::rewrite(&text, KernelForm::ByClaims, Some(&[])).unwrap();
     assert_eq!(none.image, text.as_bytes());
 }
 
 #[test]
 fn declarations_get_the_parameter_too() {
     let text = format!("{HEAD}.entry k(.param .u64 p);\n.entry k(.param .u64 p) {{ ret; }}");
-    let image = String::from_utf8(transformed(&text, KernelForm::Prelude).image).unwrap();
+    let image = String::from_utf8(transformed(&text, KernelForm::ByClaims).image).unwrap();
     assert_eq!(image.matches("k_param_tally[56]").count(), 2, "{image}");
 }
 
 #[test]
 fn kernels_are_refused_for_what_they_do() {
-    use Refusal::ProgrammaticDependence as Dependence;
+    use TransformRefusal::ProgrammaticDependence as Dependence;
     for (statements, why) in [
         ("mov.b32 %r1, %envreg2;", GridSync),
         ("griddepcontrol.wait;", Dependence),
@@ -258,11 +258,11 @@ fn clusters_are_transformed_whole_or_not_at_all() {
 }
 
 #[test]
-fn every_read_of_the_index_is_replaced_in_a_sub_grid() {
+fn every_read_of_the_index_is_replaced_in_the_form_by_offset() {
     let statements = "mov.u32 %r1, %ctaid.x; @!%p cvt.s64.s32 %rd1, %nctaid.z; \
         mov.b32 %r1, %ctaid.y; mov.v4.u32 {%r1, %r2, %r3, %r4}, %nctaid;";
     let text = format!("{HEAD}.entry k() {{ {statements} ret; }}");
-    let transformed = transformed(&text, KernelForm::SubGrid);
+    let transformed = transformed(&text, KernelForm::ByOffset);
     assert!(transformed.kernel("k").is_ok());
     let image = String::from_utf8(transformed.image).unwrap();
     for want in [
@@ -377,7 +377,7 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
         "{HEAD}.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n{text}\n\
         .entry k() {{ {printed} ret; }}\n.entry w() {{ st.global.u8 [$str], 1; ret; }}\n.entry free() {{ ret; }}"
     );
-    let transformed = transformed(&two, KernelForm::Prelude);
+    let transformed = transformed(&two, KernelForm::ByClaims);
     assert_eq!(transformed.kernel("k"), Err(WritableGlobals));
     assert_eq!(transformed.kernel("w"), Err(WritableGlobals));
     assert!(transformed.kernel("free").is_ok());
@@ -398,7 +398,7 @@ fn what_is_not_understood_is_refused() {
         (".version 8.0", PtxVersion),
         (".version x.y\n.target sm_90", Malformed),
     ] {
-        assert_eq!(ptx::rewrite(text, KernelForm::Prelude, None).map(|_| ()), Err(why), "{text}");
+        assert_eq!(ptx::rewrite(text, KernelForm::ByClaims, None).map(|_| ()), Err(why), "{text}");
     }
     for rest in [
         ".entry k( { ret; }",
@@ -418,7 +418,7 @@ fn what_is_not_understood_is_refused() {
         ".section .debug {",
     ] {
         let text = format!("{HEAD}{rest}");
-        let got = ptx::rewrite(&text, KernelForm::SubGrid, None)
+        let got = ptx::rewrite(&text, KernelForm::ByOffset, None)
             .map(|transformed| String::from_utf8(transformed.image));
         assert_eq!(got, Err(Malformed), "{rest}");
     }
@@ -447,7 +447,7 @@ fn work_is_linear_in_the_text() {
         );
     }
     let start = std::time::Instant::now();
-    let transformed = transformed(&text, KernelForm::SubGrid);
+    let transformed = transformed(&text, KernelForm::ByOffset);
     assert_eq!(transformed.kernels.len(), n);
     assert!(start.elapsed().as_secs() < 2, "{:?}", start.elapsed());
 }

@@ -53,7 +53,7 @@ fn what_is_rewritten_assembles() {
     }
     for (name, source) in files {
         let (target, specific) = target(&source);
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let transformed = ptx::rewrite(&source, form, None);
             let transformed = transformed.unwrap_or_else(|e| panic!("{name}: {e}"));
             for (kernel, why) in &transformed.refused {
@@ -93,7 +93,7 @@ fn the_proof_of_a_machine_can_be_given_both_forms_of_machine_code() {
         let target = format!("sm_{arch}");
         assemble(&ptxas, &target, proof::PTX.as_bytes(), output.to_str().unwrap()).unwrap();
         let image = std::fs::read(&output).unwrap();
-        for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let rewritten = cubin::rewrite(&image, form, None).unwrap();
             assert_eq!(rewritten.refused, [], "{target} {form:?}");
             cubin::check(&image, &rewritten.image).unwrap();
@@ -118,7 +118,7 @@ fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
             );
             assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
             let image = std::fs::read(&output).unwrap();
-            let rewritten = cubin::rewrite(&image, KernelForm::Prelude, None).unwrap();
+            let rewritten = cubin::rewrite(&image, KernelForm::ByClaims, None).unwrap();
             let kernel = rewritten.kernel("k").unwrap();
             assert_eq!(kernel.may_wait, may_wait, "{target}: {statements}");
         }
@@ -129,7 +129,7 @@ fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
             );
             assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
             let image = std::fs::read(&output).unwrap();
-            let rewritten = cubin::rewrite(&image, KernelForm::Prelude, None).unwrap();
+            let rewritten = cubin::rewrite(&image, KernelForm::ByClaims, None).unwrap();
             let kernel = rewritten.kernel("k").unwrap();
             assert_eq!(kernel.reads_sm, reads_sm, "{target}: {statements}");
         }

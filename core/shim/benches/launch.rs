@@ -157,23 +157,21 @@ fn benches(c: &mut Criterion) {
     let client = state::client().unwrap();
     launch(wrapped, STREAM);
     assert!(state::is_ungated());
-    c.bench_function("standing grant, a stream", |b| {
-        on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0))
-    });
+    c.bench_function("ungated, a stream", |b| on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0)));
     launch(wrapped, 0);
-    c.bench_function("standing grant, default stream", |b| {
+    c.bench_function("ungated, default stream", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, 0), 0))
     });
     // As a core does that spins: it reads what tells it whether this program is busy.
     LOOKING.store(true, SeqCst);
-    c.bench_function("standing grant, while a core looks at it", |b| {
+    c.bench_function("ungated, while a core looks at it", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, STREAM), 0))
     });
     LOOKING.store(false, SeqCst);
-    c.bench_function("standing grant, two streams in turn", |b| {
+    c.bench_function("ungated, two streams in turn", |b| {
         on_cpu(b, || assert_eq!(launch(wrapped, STREAM) + launch(wrapped, STREAM + 64), 0))
     });
-    c.bench_function("standing grant, launch and synchronise", |b| {
+    c.bench_function("ungated, launch and synchronise", |b| {
         on_cpu(b, || {
             launch(wrapped, STREAM + 128);
             // SAFETY: the no-op driver's.
@@ -186,7 +184,7 @@ fn benches(c: &mut Criterion) {
         assert_eq!(instantiate(&mut exec, 0x8000 as Ptr, 0), 0);
         assert_eq!(launch_graph(exec, STREAM as Ptr), 0);
     }
-    c.bench_function("standing grant, a graph", |b| {
+    c.bench_function("ungated, a graph", |b| {
         // SAFETY: the no-op driver's.
         on_cpu(b, || assert_eq!(unsafe { launch_graph(exec, STREAM as Ptr) }, 0))
     });

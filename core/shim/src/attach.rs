@@ -1,9 +1,8 @@
 //! Meeting the core: before the program's `cuInit`, or at its first launch if
 //! that was not seen.
 //!
-//! Without any of the two environment variables the shim stays out of the way
-//! and counts nothing. Must never delay a program by more than the two bounded
-//! waits below, and never print.
+//! Without `TALLY_SOCKET` and `TALLY_PRIORITY` the shim passes every call through and counts nothing.
+//! May delay a program by at most `link::FIRST_MAX` (5 s). Never prints.
 
 use crate::connection::Settings;
 use crate::{

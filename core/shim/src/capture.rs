@@ -14,7 +14,7 @@ use tally_preempt::lock::Lock;
 /// See the module's documentation.
 pub static GUARD: Lock = Lock::new();
 /// Captures under way, and `NESTING`.
-static COUNT: AtomicU32 = AtomicU32::new(0);
+static FAST_PATH_BLOCKERS: AtomicU32 = AtomicU32::new(0);
 /// Another interposer stands between us and the driver: launches take the slow
 /// path, which tells a launch within a launch.
 const NESTING: u32 = 1 << 31;
@@ -27,27 +27,27 @@ static STREAMS: [AtomicUsize; CAPTURES_MAX] = [const { AtomicUsize::new(0) }; CA
 
 /// Whether any stream of the process is capturing.
 pub fn is_active() -> bool {
-    COUNT.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1]) != 0
+    FAST_PATH_BLOCKERS.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1]) != 0
 }
 
 /// Whether launches may take the fast path.
 #[inline(always)]
 pub fn allows_fast_path() -> bool {
-    COUNT.load(SeqCst) == 0
+    FAST_PATH_BLOCKERS.load(SeqCst) == 0
 }
 
 /// Another interposer stands before the driver: no fast path from now on.
 pub fn set_nesting() {
-    COUNT.fetch_or(NESTING, SeqCst);
+    FAST_PATH_BLOCKERS.fetch_or(NESTING, SeqCst);
 }
 
 /// Close the fast path for one of two reasons, or open it again.
 pub fn close_fast_path(reason: usize, is_closed: bool) {
     let bit = CLOSED[reason & 1];
     if is_closed {
-        COUNT.fetch_or(bit, SeqCst);
+        FAST_PATH_BLOCKERS.fetch_or(bit, SeqCst);
     } else {
-        COUNT.fetch_and(!bit, SeqCst);
+        FAST_PATH_BLOCKERS.fetch_and(!bit, SeqCst);
     }
 }
 
@@ -75,7 +75,7 @@ pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
     {
         let _guard = GUARD.lock();
         // First: from now on no thread of the shim's asks for a stream, nor puts anything into one.
-        COUNT.fetch_add(1, SeqCst);
+        FAST_PATH_BLOCKERS.fetch_add(1, SeqCst);
     }
     asking::wait_out();
     let result = real();
@@ -85,7 +85,7 @@ pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
             free.store(identity(stream), Relaxed);
         }
     } else {
-        COUNT.fetch_sub(1, SeqCst);
+        FAST_PATH_BLOCKERS.fetch_sub(1, SeqCst);
     }
     result
 }
@@ -113,14 +113,14 @@ fn forget(stream: usize) {
     let identity = identity(stream);
     if let Some(mine) = STREAMS.iter().find(|s| s.load(Relaxed) == identity) {
         mine.store(0, Relaxed);
-        COUNT.fetch_sub(1, SeqCst);
+        FAST_PATH_BLOCKERS.fetch_sub(1, SeqCst);
     }
 }
 
 /// Only in a forked child.
 pub fn reset() {
     GUARD.reset();
-    COUNT.fetch_and(NESTING, SeqCst);
+    FAST_PATH_BLOCKERS.fetch_and(NESTING, SeqCst);
     for stream in &STREAMS {
         stream.store(0, SeqCst);
     }

@@ -10,7 +10,7 @@
 //! ordered: work that another thread puts into the legacy stream or a blocking one at the same moment
 //! could as well have come before the launch.
 //!
-//! Must never wait for the GPU. Only [`launched`] and [`mark`] put anything into a stream, and only by
+//! Must never wait for the GPU. Only [`track_launch`] and [`mark`] put anything into a stream, and only by
 //! a thread that the program uses that stream with.
 
 use crate::activity::{self, Snapshot};
@@ -28,17 +28,17 @@ use tally_preempt::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver}
 use tally_preempt::lock::Locked;
 use tally_preempt::sm_limit;
 
-/// Events on their way in a slot, up to which each launch gets one.
+/// Events in flight in a slot below which every launch gets one.
 const DENSE: usize = 8;
-/// The same of the slot that streams share: one stream's event says nothing of another's launches.
+/// The same for the slot that streams share, where one stream's event says nothing about another's launches.
 const DENSE_SHARED: usize = 4_096;
 /// A kernel's first launches are measured one by one, later one in so many.
 const FIRST_SAMPLES: u8 = 8;
 const SAMPLE_EVERY: u8 = 32;
-/// From a launch on an idle stream until it runs, and from its end until that is seen, ns: taken off its time,
-/// but for a quarter. Of an H200.
+/// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
+/// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
 const LAUNCH_LATENCY_NS: u64 = 4_500;
-/// A time is known well enough if it is off by no more than a quarter, or so much, ns.
+/// A measured time is reported if its error is at most a quarter of it, or at most this, ns.
 const UNCERTAIN_NS: u64 = 5_000;
 
 /// An event behind launch `number`.
@@ -97,7 +97,7 @@ static EVENTS: Locked<BTreeMap<usize, Vec<usize>>> = Locked::new(BTreeMap::new()
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slots with events on their way, or launches behind the last of them: bits.
 static TRACKED: AtomicU64 = AtomicU64::new(0);
-/// Launches of each kernel of the table since the core was met, wrapping.
+/// Launches of each kernel of the table since the core was met, counted by [`count_on`].
 static LAUNCHED: [AtomicU8; KERNEL_SLOTS] = [const { AtomicU8::new(0) }; KERNEL_SLOTS];
 /// Between two looks at an event whose time is not wanted, at least, ns.
 const NAP_NS: u64 = 15_000;
@@ -122,8 +122,15 @@ pub fn is_sample(kernel: u32, flags: u32) -> bool {
         return true;
     }
     let Some(launched) = LAUNCHED.get(kernel as usize) else { return false };
-    let n = launched.fetch_add(1, Relaxed);
+    let counted = launched.fetch_update(Relaxed, Relaxed, |n| Some(count_on(n)));
+    let (Ok(n) | Err(n)) = counted;
     n < FIRST_SAMPLES || n.is_multiple_of(SAMPLE_EVERY)
+}
+
+/// One more launch of a kernel. Goes back by whole sampling periods and never below the first, so that no launch counts
+/// as one of a kernel's first again.
+fn count_on(launched: u8) -> u8 {
+    launched.checked_add(1).unwrap_or(SAMPLE_EVERY)
 }
 
 /// A core was met that knows no kernel's time yet: measure them anew.
@@ -145,7 +152,7 @@ fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
 
 /// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
 /// holds the slot's lock unless streams share the slot. A launch that the driver refused counts, too.
-pub fn launched(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
+pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
     let issued_ns = now_ns();
     let track = &TRACKS[index & 63];
     let due = track.with(|track| is_due(index, track.markers.len(), track.unmarked));
@@ -367,8 +374,8 @@ pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
     slot.word.snapshot().sequence().wrapping_sub(client.completions[index & 63].done.load(Acquire))
 }
 
-/// Bring the word within reach of the next number: the comparison wraps at 2^31. The caller holds the
-/// slot's lock.
+/// Keep `done` within 2^31 of the next launch's number, because they are compared with wrap-around. The caller holds
+/// the slot's lock.
 pub fn refresh(client: &ClientRegion, index: usize, slot: &Slot) {
     /// Ungated launches move no word.
     const STALE_MAX: u32 = 1 << 30;
@@ -446,4 +453,19 @@ pub fn reset() {
     }
     EVENTS.reset(BTreeMap::new());
     TRACKED.store(0, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRST_SAMPLES, SAMPLE_EVERY, is_sample};
+    use tally_ipc::layout::KERNEL_SLOTS;
+
+    #[test]
+    fn a_kernels_first_launches_are_measured_and_then_one_in_so_many() {
+        let kernel = KERNEL_SLOTS as u32 - 1;
+        for n in 0..1_000 {
+            let expected = n < u32::from(FIRST_SAMPLES) || n % u32::from(SAMPLE_EVERY) == 0;
+            assert_eq!(is_sample(kernel, 0), expected, "launch {n}");
+        }
+    }
 }

@@ -30,7 +30,7 @@ use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, driver};
-use tally_preempt::launch::{Order, Place, Shape, Target};
+use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
 use tally_preempt::{prepare, settings};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
@@ -60,7 +60,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let slot = &SLOTS[index & 63];
     let Some(held) = slot.turn.enter() else {
         // In a signal handler, while this very thread waits with a launch into the same stream.
-        return launch::unasked(client, index, call);
+        return launch::issue_counted(client, index, call);
     };
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
@@ -73,7 +73,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             held.goes_on();
             let _held = (index != OVERFLOW).then_some(held);
             slots::ran_ahead(index);
-            return quiesce::entered(|| launch::unasked(client, index, call));
+            return quiesce::while_open(|| launch::issue_counted(client, index, call));
         }
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);
@@ -87,9 +87,9 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     // A launch in another form is always measured: it is long, and few are.
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
     // While the shim loads code nothing may be launched that this could wait for.
-    let result = quiesce::entered(|| match (answer, shape) {
+    let result = quiesce::while_open(|| match (answer, shape) {
         (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
-        _ => launch::unasked(client, index, call),
+        _ => launch::issue_counted(client, index, call),
     });
     launch.finish(sample);
     result
@@ -119,9 +119,9 @@ impl Gated<'_> {
                 Target::Graph(_) => prepare::prepare_gate(context),
                 Target::Kernel(_) | Target::Other => {}
             }
-            return launch::unasked(client, index, call);
+            return launch::issue_counted(client, index, call);
         }
-        let order = Order {
+        let planned = PlannedLaunch {
             client,
             slot: index,
             stream: slots::explicit(call.stream, call.per_thread),
@@ -132,12 +132,12 @@ impl Gated<'_> {
             follows: false,
         };
         let real = || {
-            tally_preempt::launch(&order, answer).unwrap_or_else(|| {
+            tally_preempt::launch(&planned, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
                 (call.real)()
             })
         };
-        launch::unasked(client, index, &Call { real: &real, ..*call })
+        launch::issue_counted(client, index, &Call { real: &real, ..*call })
     }
 }
 
@@ -251,8 +251,8 @@ fn publish(
     }
     ring::publish(client, ticket, request);
     let e = epoch?;
-    if ring::must_ring(e.core) {
-        link::ring();
+    if ring::core_needs_wake(e.core) {
+        link::wake_core();
     }
     (ticket >= e.first_ticket).then_some(e)
 }
@@ -297,14 +297,14 @@ impl Gated<'_> {
     /// What can be done to it.
     fn offers(&self, shape: &Shape) -> u32 {
         let Gated { client, index, slot, call, .. } = *self;
-        let place = Place {
+        let stream = StreamState {
             slot: index,
             context: slot.context.load(Relaxed),
             backlog: completion::backlog(client, index, slot),
             is_in_green: slot.green.load(Relaxed) != 0,
             has_attributes: slot.has_attributes.load(Relaxed),
         };
-        tally_preempt::offers(shape, &(call.target)(), &place)
+        tally_preempt::offers(shape, &(call.target)(), &stream)
     }
 
     /// See that the launch is reported done when it is.
@@ -314,6 +314,6 @@ impl Gated<'_> {
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
         let stream = slots::explicit(call.stream, call.per_thread);
-        completion::launched(index, slot, stream, number, sample);
+        completion::track_launch(index, slot, stream, number, sample);
     }
 }

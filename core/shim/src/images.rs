@@ -18,7 +18,7 @@ pub use tally_contract::limits::COPIED_BYTES_MAX;
 use tally_preempt::lock::Locked;
 use tally_preempt::settings::takes_vendor;
 use tally_preempt::vendor;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Images noted; kernels of others run whole.
 const IMAGES_MAX: usize = 65_536;
@@ -29,19 +29,19 @@ const HARMLESS_OPTIONS: [c_int; 9] = [2, 3, 4, 5, 6, 8, 12, 13, 14];
 
 /// Where the bytes of an image can be read from.
 #[derive(Debug)]
-enum Place {
+enum ImagePlace {
     Copied(Arc<Vec<u8>>),
     InLibrary {
         start: usize,
         bytes: usize,
     },
-    /// There was no room for a copy, or it was loaded in a way that a second load would not repeat.
+    /// Nowhere: there was no room for a copy, or the program passed JIT options that a second load would not repeat.
     Nowhere,
 }
 
 #[derive(Debug)]
 struct Image {
-    place: Place,
+    place: ImagePlace,
     /// File name of the library that holds the image, or whose code loaded it.
     library: Option<String>,
     /// Modules and libraries that were loaded from it and not unloaded.
@@ -124,7 +124,7 @@ pub unsafe fn loaded(image: *const u8, options: Options) -> u128 {
     // Outside the lock: these may wait for the loader's, and whoever holds that one may run a library's
     // constructors, which load images.
     let stays = is_plain && options.is_empty() && is_read_only(start, bytes);
-    let place = if stays { Place::InLibrary { start, bytes } } else { Place::Nowhere };
+    let place = if stays { ImagePlace::InLibrary { start, bytes } } else { ImagePlace::Nowhere };
     add(digest, place, library_of(start).or_else(caller));
     digest
 }
@@ -188,7 +188,7 @@ pub unsafe fn loaded_bytes(mut bytes: Vec<u8>, library: Option<String>, options:
     if !is_known(digest) {
         let place = match options.is_empty() {
             true => kept(bytes, library.as_deref()),
-            false => Place::Nowhere,
+            false => ImagePlace::Nowhere,
         };
         add(digest, place, library);
     }
@@ -203,8 +203,8 @@ pub fn is_in_library(image: *const u8) -> bool {
 /// Whether an image is noted, and its bytes are at hand; if so, it has one more user.
 fn is_known(digest: u128) -> bool {
     IMAGES.with(|images| match images.by_digest.get_mut(&digest) {
-        // There may be room for it now.
-        None | Some(Image { place: Place::Nowhere, .. }) => false,
+        // Not at hand so far. There may be room for a copy now.
+        None | Some(Image { place: ImagePlace::Nowhere, .. }) => false,
         Some(image) => {
             image.users = image.users.saturating_add(1);
             true
@@ -212,29 +212,29 @@ fn is_known(digest: u128) -> bool {
     })
 }
 
-fn kept(bytes: Vec<u8>, library: Option<&str>) -> Place {
-    // Never needed: see `tally_preempt::prepare`.
+fn kept(bytes: Vec<u8>, library: Option<&str>) -> ImagePlace {
+    // No copy of a closed library's image: `tally_preempt::prepare` transforms none of its kernels.
     let is_left_alone = !takes_vendor() && library.is_some_and(|l| vendor::is_vendor("", Some(l)));
     let room = IMAGES.with(|images| COPIED_BYTES_MAX.saturating_sub(images.copied_bytes));
     if is_left_alone || bytes.len() > room {
-        return Place::Nowhere;
+        return ImagePlace::Nowhere;
     }
-    Place::Copied(Arc::new(bytes))
+    ImagePlace::Copied(Arc::new(bytes))
 }
 
-fn add(digest: u128, place: Place, library: Option<String>) {
-    let copied = if let Place::Copied(bytes) = &place { bytes.len() } else { 0 };
+fn add(digest: u128, place: ImagePlace, library: Option<String>) {
+    let copied = if let ImagePlace::Copied(bytes) = &place { bytes.len() } else { 0 };
     IMAGES.with(|images| {
         // Another thread may have been faster, here and with the room.
         let has_room = copied <= COPIED_BYTES_MAX.saturating_sub(images.copied_bytes);
         if let Some(image) = images.by_digest.get_mut(&digest) {
             image.users = image.users.saturating_add(1);
-            if matches!(image.place, Place::Nowhere) && has_room {
+            if matches!(image.place, ImagePlace::Nowhere) && has_room {
                 image.place = place;
                 images.copied_bytes += copied;
             }
         } else if images.by_digest.len() < IMAGES_MAX {
-            let place = if has_room { place } else { Place::Nowhere };
+            let place = if has_room { place } else { ImagePlace::Nowhere };
             images.copied_bytes += if has_room { copied } else { 0 };
             images.by_digest.insert(digest, Image { place, library, users: 1 });
         }
@@ -249,7 +249,9 @@ pub fn unloaded(digest: u128) -> bool {
         if image.users > 0 {
             return false;
         }
-        if let Some(Image { place: Place::Copied(bytes), .. }) = images.by_digest.remove(&digest) {
+        if let Some(Image { place: ImagePlace::Copied(bytes), .. }) =
+            images.by_digest.remove(&digest)
+        {
             images.copied_bytes -= bytes.len();
         }
         true
@@ -259,10 +261,10 @@ pub fn unloaded(digest: u128) -> bool {
 /// File name of the library that holds an image, or whose code loaded it, if that is known.
 ///
 /// # Errors
-/// [`Refusal::ImageGone`] if its bytes are not at hand.
-pub fn library(digest: u128) -> Result<Option<String>, Refusal> {
+/// [`TransformRefusal::ImageGone`] if its bytes are not at hand.
+pub fn library(digest: u128) -> Result<Option<String>, TransformRefusal> {
     IMAGES.with(|images| match images.by_digest.get(&digest) {
-        None | Some(Image { place: Place::Nowhere, .. }) => Err(Refusal::ImageGone),
+        None | Some(Image { place: ImagePlace::Nowhere, .. }) => Err(TransformRefusal::ImageGone),
         Some(image) => Ok(image.library.clone()),
     })
 }
@@ -270,26 +272,26 @@ pub fn library(digest: u128) -> Result<Option<String>, Refusal> {
 /// The very bytes that were loaded.
 ///
 /// # Errors
-/// [`Refusal::ImageGone`] if they are not at hand any more.
-pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, Refusal> {
+/// [`TransformRefusal::ImageGone`] if they are not at hand any more.
+pub fn bytes(digest: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
     let (start, length) = match IMAGES.with(|images| {
         Some(match &images.by_digest.get(&digest)?.place {
-            Place::Copied(bytes) => Ok(bytes.clone()),
-            Place::InLibrary { start, bytes } => Err((*start, *bytes)),
-            Place::Nowhere => return None,
+            ImagePlace::Copied(bytes) => Ok(bytes.clone()),
+            ImagePlace::InLibrary { start, bytes } => Err((*start, *bytes)),
+            ImagePlace::Nowhere => return None,
         })
     }) {
         Some(Ok(copied)) => return Ok(copied),
         Some(Err(place)) => place,
-        None => return Err(Refusal::ImageGone),
+        None => return Err(TransformRefusal::ImageGone),
     };
     // The library may be gone, and another be there: a read through the system fails where memory is
     // missing, and the digest tells the rest.
     let mut found = Vec::new();
-    found.try_reserve_exact(length).map_err(|_| Refusal::ImageGone)?;
+    found.try_reserve_exact(length).map_err(|_| TransformRefusal::ImageGone)?;
     found.resize(length, 0);
     if span::read(start, &mut found) != length || digest_of(&found, &[]) != digest {
-        return Err(Refusal::ImageGone);
+        return Err(TransformRefusal::ImageGone);
     }
     Ok(Arc::new(found))
 }
@@ -387,7 +389,7 @@ pub fn reset() {
 /// As if the program had loaded an image with this digest.
 #[cfg(test)]
 pub fn load_for_a_test(digest: u128) {
-    add(digest, Place::Copied(Arc::new(Vec::new())), None);
+    add(digest, ImagePlace::Copied(Arc::new(Vec::new())), None);
 }
 
 #[cfg(test)]
@@ -465,7 +467,7 @@ mod tests {
         assert_ne!(with(7, 1), with(7, 2));
         assert_eq!(
             bytes(with(7, 1)),
-            Err(Refusal::ImageGone),
+            Err(TransformRefusal::ImageGone),
             "it could not be loaded the same way"
         );
     }
@@ -482,7 +484,7 @@ mod tests {
         assert_eq!(load(&loaded), first);
         assert!(!unloaded(first), "loaded twice");
         assert!(unloaded(first) && unloaded(second));
-        assert_eq!(bytes(first), Err(Refusal::ImageGone));
+        assert_eq!(bytes(first), Err(TransformRefusal::ImageGone));
         assert!(!unloaded(first));
     }
 
@@ -492,12 +494,12 @@ mod tests {
         let digest = load(&TEXT);
         assert_eq!(bytes(digest).unwrap()[..], TEXT[..39]);
         let place = |start: usize| {
-            add(digest ^ 2, Place::InLibrary { start, bytes: 39 }, None);
+            add(digest ^ 2, ImagePlace::InLibrary { start, bytes: 39 }, None);
             bytes(digest ^ 2)
         };
-        assert_eq!(place(TEXT.as_ptr() as usize), Err(Refusal::ImageGone), "other bytes");
-        add(digest ^ 4, Place::InLibrary { start: 4096, bytes: 39 }, None);
-        assert_eq!(bytes(digest ^ 4), Err(Refusal::ImageGone), "nothing is mapped there");
+        assert_eq!(place(TEXT.as_ptr() as usize), Err(TransformRefusal::ImageGone), "other bytes");
+        add(digest ^ 4, ImagePlace::InLibrary { start: 4096, bytes: 39 }, None);
+        assert_eq!(bytes(digest ^ 4), Err(TransformRefusal::ImageGone), "nothing is mapped there");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The launch path: bodies of the launch entry points.
 //!
-//! An ungated launch costs a dozen loads and comparisons and three uncontended atomic additions. Never a lock, an allocation, a
-//! system call (but for a doorbell that the core asked for) or a wait. Whatever
-//! does not fit goes to `slow`. Every path calls the real function exactly once.
+//! An ungated launch costs a dozen loads and comparisons and three uncontended atomic additions. It takes no lock,
+//! allocates nothing, never waits, and makes no system call except to wake the core if that asked to hear of
+//! activity. Everything else goes to `slow`. Every path calls the real function exactly once.
 
 use crate::activity::{self, Change};
 use crate::{attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state};
@@ -60,16 +60,16 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         word.begin();
         // Once more, behind the count: whoever closed the fast path meanwhile looks at that.
         if capture::allows_fast_path() {
-            return ungated(client, slot, L::counter(&client.counters), || launch.real());
+            return issue_and_mark(client, slot, L::counter(&client.counters), || launch.real());
         }
         word.end();
     }
     slow(stream, per_thread, launch)
 }
 
-/// Launch without asking. The launch was counted in its slot's word.
+/// Note activity, count the launch and call the driver. The caller has counted the launch in its slot's word.
 #[inline(always)]
-fn ungated(
+fn issue_and_mark(
     client: &ClientRegion,
     slot: usize,
     counter: &AtomicU64,
@@ -93,11 +93,11 @@ fn failed(client: &ClientRegion) {
     client.counters.failed.fetch_add(1, Relaxed);
 }
 
-/// Launch without asking, from the slow path and from [`gated`].
-pub fn unasked(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
+/// Count a launch in its slot's word, and call the driver: from the slow path and from [`gated`].
+pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
     let counter = (call.counter)(&client.counters);
     slots::SLOTS[slot & 63].word.begin();
-    state::inside(|| ungated(client, slot, counter, call.real))
+    state::inside(|| issue_and_mark(client, slot, counter, call.real))
 }
 
 #[cold]
@@ -139,7 +139,7 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     if state::is_ungated() {
         slots::ran_ahead(slot);
-        let result = quiesce::entered(|| unasked(client, slot, call));
+        let result = quiesce::while_open(|| issue_counted(client, slot, call));
         slot_life::mark_if_wanted(slot);
         result
     } else {
@@ -160,7 +160,7 @@ macro_rules! launch {
         impl Launch for $name {
             #[inline(always)]
             fn counter(counters: &Counters) -> &AtomicU64 {
-                &counters.$counter
+                &counters.by_entry_point.$counter
             }
             fn shape(&self) -> Shape {
                 let $me = self;
@@ -184,7 +184,7 @@ macro_rules! launch {
 launch! { KernelLaunch {
     f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared_bytes: c_uint, stream: Ptr, params: *mut Ptr, extra: *mut Ptr,
-} launch_kernel, |k| Shape {
+} kernel, |k| Shape {
     kernel: names::index(k.f),
     flags: 0,
     grid: [k.gx, k.gy, k.gz],
@@ -203,7 +203,7 @@ launch! { KernelLaunch {
 
 launch! { KernelExLaunch {
     config: *const LaunchConfig, f: Ptr, params: *mut Ptr, extra: *mut Ptr,
-} launch_kernel_ex, |k| {
+} kernel_ex, |k| {
     // SAFETY: not null (see `kernel_ex`) and valid during the program's call.
     let config = unsafe { &*k.config };
     Shape {
@@ -235,7 +235,7 @@ launch! { KernelExLaunch {
 launch! { CooperativeLaunch {
     f: Ptr, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared_bytes: c_uint, stream: Ptr, params: *mut Ptr,
-} launch_cooperative, |k| Shape {
+} cooperative, |k| Shape {
     kernel: names::index(k.f),
     flags: submission_flags::COOPERATIVE,
     grid: [k.gx, k.gy, k.gz],
@@ -243,15 +243,15 @@ launch! { CooperativeLaunch {
     shared_bytes: k.shared_bytes,
 } }
 
-launch! { LegacyLaunch { f: Ptr } launch_kernel, |k| legacy_shape(k.f, 1, 1) }
+launch! { LegacyLaunch { f: Ptr } kernel, |k| legacy_shape(k.f, 1, 1) }
 
 launch! { LegacyGridLaunch { f: Ptr, width: c_int, height: c_int }
-launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
+kernel, |k| legacy_shape(k.f, k.width, k.height) }
 
 launch! { LegacyGridAsyncLaunch { f: Ptr, width: c_int, height: c_int, stream: Ptr }
-launch_kernel, |k| legacy_shape(k.f, k.width, k.height) }
+kernel, |k| legacy_shape(k.f, k.width, k.height) }
 
-launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph_launch, |k| Shape {
+launch! { GraphLaunch { exec: Ptr, stream: Ptr } graph, |k| Shape {
     kernel: KERNEL_UNKNOWN,
     flags: submission_flags::GRAPH,
     grid: [exec_nodes::kernel_nodes(k.exec), 0, 0],
@@ -384,7 +384,7 @@ pub unsafe fn cooperative_multi(
     count: c_uint,
     flags: c_uint,
 ) -> CuResult {
-    state::count(|c| &c.launch_cooperative);
+    state::count(|c| &c.by_entry_point.cooperative);
     // SAFETY: the caller's arguments.
     unsafe { real(list, count, flags) }
 }
@@ -458,8 +458,8 @@ pub unsafe fn graph(
         let nodes = exec_nodes::kernel_nodes(exec);
         client.counters.graph_kernels.fetch_add(u64::from(nodes), Relaxed);
     }
-    if graphs::is_any_kept() {
-        return around(stream, per_thread, KeptGraphLaunch { real, exec, stream, per_thread });
+    if graphs::has_copies() {
+        return around(stream, per_thread, CopiedGraphLaunch { real, exec, stream, per_thread });
     }
     around(stream, per_thread, GraphLaunch { real, exec, stream })
 }
@@ -467,16 +467,16 @@ pub unsafe fn graph(
 /// A graph launch of a process that keeps copies of graphs, to launch them in parts: whole
 /// launches and launches in parts of one graph are kept in order.
 #[derive(Clone, Copy)]
-struct KeptGraphLaunch {
+struct CopiedGraphLaunch {
     real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,
     exec: Ptr,
     stream: Ptr,
     per_thread: bool,
 }
 
-impl Launch for KeptGraphLaunch {
+impl Launch for CopiedGraphLaunch {
     fn counter(counters: &Counters) -> &AtomicU64 {
-        &counters.graph_launch
+        &counters.by_entry_point.graph
     }
 
     fn shape(&self) -> Shape {

@@ -221,7 +221,7 @@ pub unsafe fn graph_exec_destroy(
     exec_nodes::forget(exec);
     graphs::destroyed(exec);
     // SAFETY: the caller's arguments.
-    quiesce::entered(|| unsafe { real(exec) })
+    quiesce::while_open(|| unsafe { real(exec) })
 }
 
 /// `cuGraphExecUpdate` and everything else that changes an exec: all take it first, and no more

@@ -20,9 +20,9 @@ use tally_preempt::lock::Locked;
 
 /// Between two attempts to find the core again.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// Between two looks whether somebody still wants the connection, until the helper thread has it.
+/// How often the link thread looks whether the connection is still wanted, until the helper thread has taken it over.
 const CHECK: Duration = Duration::from_secs(1);
-/// Longest wait for the thread's first answer: more than its own waits.
+/// Longest wait of the program for the link thread's first attempt to register; longer than the attempt's own waits.
 const FIRST_MAX: Duration = Duration::from_secs(5);
 /// Descriptors that the threads need at most at once.
 const OWN_DESCRIPTORS: u64 = 16;
@@ -43,7 +43,7 @@ static IS_FILTERED: AtomicBool = AtomicBool::new(false);
 static FILTERS: Locked<Option<Filters>> = Locked::new(None);
 /// The core's doorbell; `None` while there is no connection.
 static DOORBELL: Locked<Option<OwnedFd>> = Locked::new(None);
-/// What came of the first attempt, and whether it has ended.
+/// The result of the first attempt to register, and whether it has ended.
 static FIRST: Locked<Option<First>> = Locked::new(None);
 static HAS_TRIED: AtomicU32 = AtomicU32::new(0);
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
@@ -53,7 +53,7 @@ pub type First = Result<(&'static ClientRegion, Option<Connection>), String>;
 
 /// Have the link's thread wake the core.
 #[cold]
-pub fn ring() {
+pub fn wake_core() {
     RINGS.fetch_add(1, SeqCst);
     ask();
 }
@@ -65,7 +65,7 @@ pub fn report_change(change: Change) {
         && let Some(epoch) = state::epoch()
         && epoch.core.notify_activity.load(SeqCst) != 0
     {
-        ring();
+        wake_core();
     }
 }
 
@@ -118,7 +118,7 @@ pub fn start(settings: Settings) -> First {
     })
 }
 
-/// Nobody wants the connection, and why.
+/// Give the connection up, and say why.
 pub fn give_up(why: &String) {
     WHY.with(|all| all.clone_from(why));
     IS_GIVEN_UP.store(true, SeqCst);
@@ -152,7 +152,7 @@ fn run(settings: &Settings) {
     if let Err(error) = threads::spawn_plain(serve).and_then(|()| apart::serve()) {
         return refuse(settings, &format!("helper thread: {error}"));
     }
-    // Silent: its end is the core's.
+    // The socket carries no more messages. When it ends, the core is gone.
     let mut held = None;
     let connect = |held: &mut Option<OwnedFd>| {
         settings.connect(&region, client).map(|(connection, socket, doorbell)| {
@@ -201,7 +201,7 @@ fn answer(first: First) {
     let _ = futex::wake(&HAS_TRIED, futex::Flags::PRIVATE, 1);
 }
 
-/// Wait for the connection's end. False: it is to be waited for again.
+/// Wait for the connection to end. `false`: it has not ended yet; call again.
 fn watch(socket: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let check = rustix::fs::Timespec { tv_sec: CHECK.as_secs() as i64, tv_nsec: 0 };

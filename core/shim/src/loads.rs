@@ -29,7 +29,7 @@ unsafe fn from_memory(
     load: impl Fn(*const u8) -> CuResult,
 ) -> CuResult {
     let load = |image| match is_library {
-        true => quiesce::entered(|| load(image)),
+        true => quiesce::while_open(|| load(image)),
         false => quiesce::waiting(|| load(image)),
     };
     if !state::is_best_effort() {
@@ -188,7 +188,7 @@ pub unsafe fn library_load_data(
         real(library, given, names, values, count, library_options, library_values, left)
     };
     if !is_copy_alike && state::is_best_effort() && !images::is_in_library(image) {
-        let result = quiesce::entered(|| load(image));
+        let result = quiesce::while_open(|| load(image));
         if result == SUCCESS {
             crate::names::loaded(library, true, 0);
         }
@@ -244,7 +244,7 @@ pub unsafe fn library_load_file(
     {
         let null = std::ptr::null_mut();
         // SAFETY: a whole image with a NUL behind it, which the driver copies; the caller's other arguments.
-        let result = quiesce::entered(|| unsafe {
+        let result = quiesce::while_open(|| unsafe {
             load(library, bytes.as_ptr(), names, values, count, null, null, 0)
         });
         if result == SUCCESS {
@@ -256,7 +256,7 @@ pub unsafe fn library_load_file(
         kept.restore();
     }
     // SAFETY: the caller's arguments.
-    quiesce::entered(|| unsafe {
+    quiesce::while_open(|| unsafe {
         real(library, path, names, values, count, library_options, library_values, library_count)
     })
 }

@@ -236,7 +236,7 @@ pub unsafe fn get_function(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = quiesce::entered(|| unsafe { real(function, module, name) });
+    let result = quiesce::while_open(|| unsafe { real(function, module, name) });
     if result == SUCCESS
         && !function.is_null()
         && !name.is_null()
@@ -345,7 +345,7 @@ pub unsafe fn library_get_module(
     library: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = quiesce::entered(|| unsafe { real(module, library) });
+    let result = quiesce::while_open(|| unsafe { real(module, library) });
     if result == SUCCESS && !module.is_null() && state::client().is_some() {
         let of = KNOWN.with(|known| known.modules.get(&(library as usize)).copied());
         if let Some(Loaded { digest, owner, .. }) = of {
@@ -368,7 +368,7 @@ pub unsafe fn kernel_get_function(
     kernel: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = quiesce::entered(|| unsafe { real(function, kernel) });
+    let result = quiesce::while_open(|| unsafe { real(function, kernel) });
     if result == SUCCESS
         && !function.is_null()
         && let Some(value) = FUNCTIONS.get(kernel as usize)

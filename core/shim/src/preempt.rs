@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_preempt::host::{Core, Host};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 pub struct Shim;
 
@@ -56,11 +56,11 @@ impl Host for Shim {
         exit::before_others();
     }
 
-    fn library(&self, image: u128) -> Result<Option<String>, Refusal> {
+    fn library(&self, image: u128) -> Result<Option<String>, TransformRefusal> {
         images::library(image)
     }
 
-    fn image_bytes(&self, image: u128) -> Result<Arc<Vec<u8>>, Refusal> {
+    fn image_bytes(&self, image: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
         images::bytes(image)
     }
 

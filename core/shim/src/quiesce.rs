@@ -1,10 +1,9 @@
 //! When nothing but the shim puts work into streams: to load code, and to make a launch of several pieces.
 //!
-//! **A launch in parts** is one piece of work to the program: what other threads put into its stream comes
-//! before or after all of it, and so does what they put into streams that wait for it, as the legacy stream
-//! does for blocking ones. So while a thread makes such a launch ([`alone`]), all calls that put work into
-//! streams wait ([`entered`]), for as long as a few launches take. If another thread stays in such a call for
-//! long, the launch goes whole.
+//! **A launch in parts** is one piece of work to the program: work that other threads enqueue, into its stream or into
+//! one that waits for it (as the legacy stream does for blocking ones), must come before or behind all parts. So while
+//! a thread issues the parts ([`alone`]), calls that enqueue work wait ([`while_open`]), for as long as a few launches
+//! take. If another thread stays in such a call, the launch goes whole.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -12,14 +11,14 @@
 //! wait for one of these launches; so loaded at any moment, code of the shim's could stop a program for
 //! good.
 //!
-//! So the shim loads only while the context is idle and nothing can come into it: new launches, and
-//! what can make a stream wait, stand aside ([`entered`]); if the context is not idle soon, they go
-//! on and the load is put off.
+//! So the shim loads only while the context is idle and nothing can be enqueued: new launches, and calls that can
+//! make a stream wait, wait themselves ([`while_open`]). If the context is not idle soon, they go on and the load is
+//! retried later.
 //!
-//! **Calls in which the driver waits and keeps launches waiting** ([`waiting`]): a launch in parts that turns out to be
-//! stuck is helped by a launch ([`may_need_help`]), and neither could go on. So they begin when no launch may need help any
-//! more, none is made in parts meanwhile, and nothing is helped while a thread is in one. Allocations, streams, events and graphs are made at any time: the driver
-//! waits for nothing then.
+//! **Calls that block launches** ([`blocks_launches`]). Some driver calls block all launches until the GPU is idle. A
+//! rescue ([`may_need_help`]) is itself a launch, so such a call waits until no launch can need a rescue. Until it
+//! returns, the shim issues no launch in parts and no rescue. Calls that allocate, or make streams, events or graphs,
+//! do not block launches and are passed through.
 
 use crate::slots::{self, LIVE};
 use crate::{asking, capture, state, streams};
@@ -117,12 +116,13 @@ fn open(reason: usize) {
 }
 
 /// Run `issue`, which puts several things into a stream, while no other thread puts anything into any. By a thread
-/// within [`entered`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
+/// within [`while_open`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
 pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
     alone_within(1, [LOAD_MAX, ALONE_WAIT_MAX], issue)
 }
 
-/// The same by a thread that is not within [`entered`], nor in a launch. It waits for others for no longer than this.
+/// The same by a thread that is neither within [`while_open`] nor in a launch. It waits for others for at most
+/// `wait_max`.
 pub fn alone_outside<T>(wait_max: Duration, issue: impl FnOnce() -> Option<T>) -> Option<T> {
     if state::is_inside() {
         return None;
@@ -170,7 +170,7 @@ fn is_alone(counted: u32) -> bool {
 }
 
 /// Run a launch, or another call that puts work into a stream, or one in which the driver waits for what runs.
-pub fn entered(call: impl FnOnce() -> CuResult) -> CuResult {
+pub fn while_open(call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() {
         return call();
     }
@@ -209,7 +209,7 @@ pub fn waiting(call: impl FnOnce() -> CuResult) -> CuResult {
         is_early
     };
     while (CLOSED.load(SeqCst) & (1 << ISSUES) != 0 || may_need_help()) && nap() {}
-    let result = entered(|| {
+    let result = while_open(|| {
         loop {
             WAITS_THERE.fetch_add(1, SeqCst);
             // One of the two sees the other.
@@ -334,7 +334,7 @@ fn is_idle(context: usize) -> bool {
 /// # Safety
 /// As the driver's.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn puts(
+pub unsafe fn enqueues(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
     per_thread: bool,
     a: usize,
@@ -346,7 +346,7 @@ pub unsafe fn puts(
 ) -> CuResult {
     streams::put(per_thread, &[a, b, c, d, e, f]);
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d, e, f) })
+    while_open(|| unsafe { real(a, b, c, d, e, f) })
 }
 
 /// Calls that give memory back or load code: [`waiting`].
@@ -354,7 +354,7 @@ pub unsafe fn puts(
 /// # Safety
 /// As the driver's.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn waits(
+pub unsafe fn blocks_launches(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
     _per_thread: bool,
     a: usize,
@@ -368,12 +368,12 @@ pub unsafe fn waits(
     waiting(|| unsafe { real(a, b, c, d, e, f) })
 }
 
-/// The same as [`puts`], of at most nine arguments.
+/// The same as [`enqueues`], of at most nine arguments.
 ///
 /// # Safety
 /// As the driver's.
 #[allow(clippy::too_many_arguments)]
-pub unsafe fn puts_batch(
+pub unsafe fn enqueues_batch(
     real: unsafe extern "C" fn(
         usize,
         usize,
@@ -398,7 +398,7 @@ pub unsafe fn puts_batch(
 ) -> CuResult {
     streams::put(per_thread, &[a, b, c, d, e, f, g, h, i]);
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
+    while_open(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
 }
 
 /// `cuLaunchHostFunc`: the function may wait for anything.
@@ -416,7 +416,7 @@ pub unsafe fn host_func(
     streams::put(per_thread, &[a]);
     state::count(|counters| &counters.host_func);
     // SAFETY: the caller's arguments.
-    entered(|| unsafe { real(a, b, c, d) })
+    while_open(|| unsafe { real(a, b, c, d) })
 }
 
 /// Only in a forked child.

@@ -44,7 +44,7 @@ pub struct Epoch {
     pub core: &'static CoreRegion,
     /// How long a waiting thread spins.
     pub spin: Duration,
-    /// Tickets below this are not its business.
+    /// The first ticket that this core answers; earlier ones belonged to the core before it.
     pub first_ticket: u64,
     /// The heartbeat, plus one, at which it was found stuck; 0: never.
     pub stuck_at: AtomicU64,
@@ -112,8 +112,8 @@ pub fn set_fail_hold(hold: bool) {
     FAIL_HOLD.store(hold, Relaxed);
 }
 
-/// Whether the shim is on and this client's launches are best-effort ones (also while a standing
-/// grant lets them go without asking).
+/// Whether the shim is on and this client is a best-effort one, even while a grant in advance leaves its launches
+/// ungated.
 pub fn is_best_effort() -> bool {
     client().is_some() && !HIGH_PRIORITY.load(Relaxed)
 }

@@ -206,7 +206,7 @@ pub unsafe fn event_record(
 ) -> CuResult {
     streams::put(per_thread, &[stream as usize]);
     // SAFETY: the caller's arguments.
-    recorded(event, stream, per_thread, || quiesce::entered(|| unsafe { real(event, stream) }))
+    recorded(event, stream, per_thread, || quiesce::while_open(|| unsafe { real(event, stream) }))
 }
 
 /// `cuEventDestroy`: its handle may be a new event's right after, which was never
@@ -238,7 +238,7 @@ pub unsafe fn event_record_flags(
     streams::put(per_thread, &[stream as usize]);
     // SAFETY: the caller's arguments.
     let real = || unsafe { real(event, stream, flags) };
-    recorded(event, stream, per_thread, || quiesce::entered(real))
+    recorded(event, stream, per_thread, || quiesce::while_open(real))
 }
 
 fn around(covered: Option<Covered>, real: impl FnOnce() -> CuResult) -> CuResult {
@@ -308,7 +308,7 @@ pub unsafe fn copy_to_host(
         before_stream(std::ptr::null_mut(), per_thread);
     }
     // SAFETY: the caller's arguments.
-    around(covered, || quiesce::entered(|| unsafe { real(dst, src, bytes) }))
+    around(covered, || quiesce::while_open(|| unsafe { real(dst, src, bytes) }))
 }
 
 /// `cuMemcpyDtoHAsync_v2`: it waits for the stream if the memory is pageable, so programs that
@@ -330,7 +330,7 @@ pub unsafe fn copy_to_host_async(
         before_stream(stream, per_thread);
     }
     // SAFETY: the caller's arguments.
-    quiesce::entered(|| unsafe { real(dst, src, bytes, stream) })
+    quiesce::while_open(|| unsafe { real(dst, src, bytes, stream) })
 }
 
 /// `cuMemcpyAtoH_v2`.
@@ -347,7 +347,7 @@ pub unsafe fn array_to_host(
 ) -> CuResult {
     let covered = if bytes == 0 { None } else { of_copy(per_thread) };
     // SAFETY: the caller's arguments.
-    around(covered, || quiesce::entered(|| unsafe { real(dst, src, offset, bytes) }))
+    around(covered, || quiesce::while_open(|| unsafe { real(dst, src, offset, bytes) }))
 }
 
 /// `cuMemcpy`.
@@ -365,7 +365,7 @@ pub unsafe fn copy_any(
     // Asked only if it matters.
     let covered = covered.filter(|_| is_host(dst) && !is_host(src));
     // SAFETY: the caller's arguments.
-    around(covered, || quiesce::entered(|| unsafe { real(dst, src, bytes) }))
+    around(covered, || quiesce::while_open(|| unsafe { real(dst, src, bytes) }))
 }
 
 /// Host memory that the driver does not know.

@@ -55,26 +55,33 @@ pub fn is_driver_name(name: &[u8]) -> bool {
     name.starts_with(b"cu") && name.get(2).is_some_and(u8::is_ascii_uppercase)
 }
 
-/// The entry point for a `cuGetProcAddress` request by base name: `name`, else
-/// `name_v2`, with the per-thread form of either where asked for and there is one.
+/// The entry point for a `cuGetProcAddress` request by base name: the newest version (`name`, `name_v2`, `name_v3`,
+/// ...), with its per-thread form if that is asked for and any version has one. Newer versions only add arguments, so
+/// the newest wrapper passes every register that an older function reads.
 pub fn requested(name: &[u8], per_thread: bool) -> Option<&'static EntryPoint> {
     if !is_driver_name(name) {
         return None;
     }
-    let with = |suffix: &str| {
-        all().iter().find(|entry_point| {
-            entry_point
-                .name
-                .as_bytes()
-                .strip_prefix(name)
-                .is_some_and(|rest| rest == suffix.as_bytes())
-        })
+    let newest = |per_thread| {
+        let variants = all().iter().filter_map(|entry_point| {
+            let (version, is_per_thread) =
+                variant(entry_point.name.as_bytes().strip_prefix(name)?)?;
+            (is_per_thread == per_thread).then_some((version, entry_point))
+        });
+        variants.max_by_key(|(version, _)| *version).map(|(_, entry_point)| entry_point)
     };
-    let per_thread_form =
-        || ["_v2_ptsz", "_v2_ptds", "_ptsz", "_ptds"].iter().find_map(|s| with(s));
-    // The newer version first: it passes every register the older one has.
-    let plain = || ["_v2", ""].iter().find_map(|s| with(s));
-    if per_thread { per_thread_form().or_else(plain) } else { plain() }
+    if per_thread { newest(true).or_else(|| newest(false)) } else { newest(false) }
+}
+
+/// Version and whether default streams are the thread's own, from what follows a function's base name: nothing, `_v2`,
+/// `_ptsz`, `_v2_ptds`. `None`: the name is another function's.
+fn variant(suffix: &[u8]) -> Option<(u32, bool)> {
+    let per_thread = [b"_ptsz", b"_ptds"].into_iter().find_map(|end| suffix.strip_suffix(end));
+    let version = match per_thread.unwrap_or(suffix) {
+        b"" => 1,
+        version => std::str::from_utf8(version.strip_prefix(b"_v")?).ok()?.parse().ok()?,
+    };
+    Some((version, per_thread.is_some()))
 }
 
 /// Whether an address is one of our own functions, or an export of the preloaded library.
@@ -92,4 +99,22 @@ pub fn first_real() -> Option<usize> {
         .flat_map(|entry_point| entry_point.reals.iter())
         .map(|r| r.load(Acquire))
         .find(|r| *r != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::variant;
+
+    #[test]
+    fn a_suffix_says_version_and_stream() {
+        assert_eq!(variant(b""), Some((1, false)));
+        assert_eq!(variant(b"_ptsz"), Some((1, true)));
+        assert_eq!(variant(b"_v2"), Some((2, false)));
+        assert_eq!(variant(b"_v3"), Some((3, false)));
+        assert_eq!(variant(b"_v3_ptsz"), Some((3, true)));
+        assert_eq!(variant(b"_v12_ptds"), Some((12, true)));
+        for other in ["Ex", "Ex_ptsz", "_v", "_v2x", "_v2_ptsz_v3", "_ptszx", "v2", "_vX"] {
+            assert_eq!(variant(other.as_bytes()), None, "{other}");
+        }
+    }
 }

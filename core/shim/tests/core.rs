@@ -199,7 +199,7 @@ fn grants_come_and_go_and_numbers_go_on() {
     assert_eq!(p.answer(), "0");
     client.ungated();
     p.ok(&["launch 0 5"]);
-    assert!(client.poll().is_none(), "nobody asks under a standing grant");
+    assert!(client.poll().is_none(), "an ungated client does not ask");
     client.revoke();
     p.tell("launch 0");
     assert_eq!(client.take().completion, 9);
@@ -371,7 +371,7 @@ fn only_best_effort_clients_keep_copies_of_graphs() {
     for high_priority in [true, false] {
         let welcome = Welcome { high_priority, ..welcome() };
         let (mut p, client) = attached(&core, &welcome, &[]);
-        // By class: a best-effort client with nobody to yield to has a standing grant as well.
+        // By class: a best-effort client with nobody to yield to is ungated as well.
         client.ungated();
         p.ok(&["graph 0", "graph 0"]);
         // The same handle twice: the second instantiation's copy takes the place of the first's.

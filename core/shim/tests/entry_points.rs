@@ -70,10 +70,10 @@ fn every_entry_point_is_counted_whichever_way_it_was_found() {
         p.ok(&["hostfunc 0", "capture 1", "launch 1 5", "endcapture 1"]);
         let c = &client.region.counters;
         let counts = [
-            &c.launch_kernel,
-            &c.launch_kernel_ex,
-            &c.launch_cooperative,
-            &c.graph_launch,
+            &c.by_entry_point.kernel,
+            &c.by_entry_point.kernel_ex,
+            &c.by_entry_point.cooperative,
+            &c.by_entry_point.graph,
             &c.graph_kernels,
             &c.captured,
             &c.host_func,
@@ -88,7 +88,7 @@ fn every_entry_point_is_counted_whichever_way_it_was_found() {
         assert_eq!(p.driver("fake_captured"), 5);
         assert_eq!(p.driver("fake_inits"), 1);
         assert_eq!(p.driver("fake_disorder"), 0);
-        assert_eq!(p.driver("fake_events"), 0, "a standing grant costs the GPU nothing");
+        assert_eq!(p.driver("fake_events"), 0, "an ungated launch costs the GPU nothing");
         let report = &client.region.report;
         assert_eq!(report.sm_count.load(SeqCst), 132);
         assert_eq!(report.driver_version.load(SeqCst), 13000);

@@ -249,7 +249,7 @@ fn parts_live_as_long_as_exec_or_chain() {
     drop(other);
     device.await_end(&parts);
     assert_eq!(graphs::state(exec), GraphState::Unknown);
-    assert_eq!(graphs::chain(exec, 4).unwrap_err(), Reason::NotKept);
+    assert_eq!(graphs::chain(exec, 4).unwrap_err(), Reason::NoCopy);
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn a_destroyed_context_is_left_alone() {
     }
     if let Some(chain) = chain {
         assert_eq!(graphs::state(exec), GraphState::Unknown);
-        assert_eq!(graphs::chain(exec, 2).unwrap_err(), Reason::NotKept);
+        assert_eq!(graphs::chain(exec, 2).unwrap_err(), Reason::NoCopy);
         drop(chain);
     }
 }

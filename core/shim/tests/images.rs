@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::path::Path;
 use std::process::Command;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 use tally_shim::images::{self, Options, Snapshot};
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n";
@@ -74,12 +74,12 @@ fn an_image_in_a_library_is_read_only_while_it_is_there() {
     assert_eq!(images::copied_bytes(), 0, "only its place is kept");
     library.close();
     assert!(!is_there(&path), "noting an image does not keep its library");
-    assert_eq!(images::bytes(digest), Err(Refusal::ImageGone));
+    assert_eq!(images::bytes(digest), Err(TransformRefusal::ImageGone));
 
     // Another library, most likely at the same place.
     let other = PTX.to_ascii_uppercase();
     let library = Library::open(&build(dir.path(), "libother.so", &other));
-    assert_eq!(images::bytes(digest), Err(Refusal::ImageGone));
+    assert_eq!(images::bytes(digest), Err(TransformRefusal::ImageGone));
     let second = load(library.image);
     assert_ne!(second, digest);
     assert_eq!(images::bytes(second).unwrap()[..], other);
@@ -108,7 +108,7 @@ fn a_buffer_that_is_used_again_and_a_file_that_is_replaced_change_nothing() {
     assert_ne!(file, replaced);
     assert_eq!(images::bytes(file).unwrap()[..], *b"a module\n");
     assert_eq!(images::library(file).unwrap().as_deref(), Some("module.ptx"));
-    assert_eq!(images::bytes(file ^ 1), Err(Refusal::ImageGone), "never loaded");
+    assert_eq!(images::bytes(file ^ 1), Err(TransformRefusal::ImageGone), "never loaded");
 }
 
 #[test]

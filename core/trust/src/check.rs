@@ -16,13 +16,13 @@ const KEY_FILE_BYTES_MAX: u64 = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrustSettings {
-    /// Digests of the only files that may be loaded, as `sha256:` and 64 hexadecimal digits. `[]`: digests do
-    /// not matter.
+    /// Digests of the only files that may be loaded, each `sha256:` and 64 hexadecimal digits. Empty:
+    /// any digest.
     pub digests: Vec<String>,
-    /// Public keys whose signatures count: `ed25519:...`, or files of `tallyctl policy keygen` (`KEY.pub`).
-    /// With keys, a signature that exists must be good.
+    /// Keys whose signatures are accepted: `ed25519:...`, or key files of `tallyctl policy keygen`
+    /// (`KEY.pub`). With keys, a signature that is present must be valid.
     pub keys: Vec<String>,
-    /// Load only policies that are signed with one of `keys`.
+    /// Load only files that are signed with one of `keys`.
     pub require_signature: bool,
 }
 

@@ -16,48 +16,49 @@ use tally_contract::limits;
 #[serde(from = "crate::preset::Given")]
 #[schemars(!from)]
 pub struct Limits {
-    /// Linear memory of an instance, all of the component's memories together.
+    /// Linear memory: all memories of a component together.
     #[schemars(range(min = 65_536, max = 4_294_967_296_u64))]
     pub memory_bytes: usize,
-    /// Fuel of one `decide` or event, about one unit an instruction. The tightest bound, and the same on
-    /// every run.
+    /// Fuel of one `decide` or event, about one unit an instruction. This is the tight bound, and the
+    /// same in every run.
     #[schemars(range(min = 1_000))]
     pub decide_fuel: u64,
-    /// Fuel of starting an instance and of its `init`; and again of its `restore`.
+    /// Fuel for starting an instance together with its `init`; the same again for its `restore`.
     #[schemars(range(min = 1_000))]
     pub init_fuel: u64,
-    /// Fuel of one `snapshot`. Decisions wait for it, so less than `init` has.
+    /// Fuel of one `snapshot`. It is less than that of `init` because decisions wait for it.
     #[schemars(range(min = 1_000))]
     pub snapshot_fuel: u64,
-    /// CPU time of one `decide` or event, for work that fuel does not count. A call is stopped at 1.5 times
-    /// this at the latest; time in which it waits or is not scheduled does not count. `snapshot` and a new
-    /// instance in place of a failed one may take 20 ms.
+    /// CPU time of one `decide` or event; it bounds what fuel does not count. The call is stopped after
+    /// at most 1.5 times as long. Time in which the thread waits or is not scheduled does not count. A
+    /// `snapshot`, or an instance started in place of a failed one, may take 20 ms if that is more.
     #[schemars(range(min = 1, max = 60_000))]
     pub call_cpu_ms_max: u64,
-    /// CPU time of starting an instance and of its `init`; and again of its `restore`.
+    /// CPU time for starting an instance together with its `init`; the same again for its `restore`.
     #[schemars(range(min = 1, max = 600_000))]
     pub init_cpu_ms_max: u64,
-    /// Size of a component's file. Its native code may be sixteen times as long.
+    /// Size of a component's file. Its native code may be 16 times as large.
     #[schemars(range(min = 1, max = 1_073_741_824))]
     pub component_bytes_max: usize,
     /// Memory of the process that compiles a component.
     #[schemars(range(min = 33_554_432, max = 68_719_476_736_u64))]
     pub compile_memory_bytes: usize,
-    /// CPU time of the process that compiles a component, of all its threads.
+    /// CPU time of the process that compiles a component, all threads together. Its wall-clock time may
+    /// be ten times as long. A component may be compiled twice, each time with this budget.
     #[schemars(range(min = 1, max = 86_400))]
     pub compile_cpu_s: u64,
     /// Data passed between a policy and the core in one call of a host function.
     #[schemars(range(min = 1_024, max = 1_073_741_824))]
     pub host_call_bytes_max: usize,
-    /// Number of faults at which a policy is disabled.
+    /// Faults after which a policy is disabled.
     #[schemars(range(min = 1, max = u32::MAX))]
     pub faults_max: u32,
     /// Time without a fault after which earlier faults are forgotten.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub faults_forgotten_after_s: u64,
-    /// Lines a second that a policy may write to the log; further ones are dropped and counted.
+    /// Lines that a policy may write to the log in one second; more are dropped and counted.
     pub log_lines_per_s_max: u32,
-    /// Counters and gauges that a policy may define together; further ones count nothing.
+    /// Counters and gauges of a policy together; further ones count nothing.
     pub metrics_max: usize,
 }
 

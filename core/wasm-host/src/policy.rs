@@ -120,18 +120,17 @@ impl WasmPolicy {
         })
     }
 
-    /// What it knows, to be offered to another one. `None` if it keeps none, or has no
-    /// instance that could tell. On the dispatch thread: bounded by
-    /// [`Limits::snapshot_fuel`](crate::Limits::snapshot_fuel) and the time of a call.
-    /// A fault counts like any other.
+    /// The policy's state, to be offered to the next policy. `None` if it exports no `state` or has no instance now.
+    /// Runs on the dispatch thread, within [`Limits::snapshot_fuel`](crate::Limits::snapshot_fuel) and 20 ms of CPU
+    /// time (`SNAPSHOT_CPU_MS`), or the time of a call if that is longer. A fault counts like any other.
     pub fn snapshot(&mut self) -> Option<Result<Saved, Fault>> {
         let now_ns = self.live.as_ref()?.state().log.now_ns;
         Some(self.write_down()?.map_err(|fault| self.note(fault, now_ns)))
     }
 
-    /// The same for an onlooker, such as a recording. A fault is counted and costs the instance,
-    /// but is not counted, for nothing that the policy is there for needed an answer; and onlookers
-    /// are not answered any more, so that they cannot cost it one instance after the other.
+    /// Like [`snapshot`](Self::snapshot), for an observer such as a recording. A fault appears in the status and
+    /// discards the instance, but does not count towards `faults_max`: no decision depended on it. After one fault,
+    /// observers get no more snapshots.
     pub fn observe(&mut self) -> Option<Saved> {
         if self.mute {
             return None;

@@ -249,12 +249,12 @@ typedef uint8_t exports_tally_policy_scheduler_forms_offered_t;
 // offer what came of it.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_PREPARABLE (1 << 3)
 
-// One launch to decide. These are exactly 16 flat values, so that they travel in registers: a seventeenth would
-// move every call to memory and double its cost. Details are asked for, through `clients` and `kernels`.
+// One launch to decide. A launch has exactly 16 flat values, which are passed in registers. One more would pass all
+// of them through memory and double the cost of a call. Ask for details through `clients` and `kernels`.
 typedef struct exports_tally_policy_scheduler_launch_t {
   uint64_t   now_ns;
   exports_tally_policy_scheduler_client_id_t   client;
-  // NO-KERNEL if the core tells this kernel apart from no other.
+  // NO-KERNEL if the core's table of kernels is full, so that this kernel has no profile.
   exports_tally_policy_scheduler_kernel_id_t   kernel;
   exports_tally_policy_scheduler_launch_state_t   state;
   exports_tally_policy_scheduler_forms_offered_t   offered;

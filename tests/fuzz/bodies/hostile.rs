@@ -179,13 +179,9 @@ fn write(c: &mut Client, bytes: &mut Bytes<'_>, now_ns: u64) {
     }
 }
 
-fn counters(r: &ClientRegion) -> [&AtomicU64; 23] {
+fn counters(r: &ClientRegion) -> Vec<&AtomicU64> {
     let c = &r.counters;
-    [
-        &c.launch_kernel,
-        &c.launch_kernel_ex,
-        &c.launch_cooperative,
-        &c.graph_launch,
+    let others = [
         &c.graph_kernels,
         &c.captured,
         &c.failed,
@@ -205,5 +201,6 @@ fn counters(r: &ClientRegion) -> [&AtomicU64; 23] {
         &c.lingered,
         &c.sliced_by_offset,
         &c.graph_nodes_transformed,
-    ]
+    ];
+    c.by_entry_point.all().into_iter().chain(others).collect()
 }

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use tally_rewriter::KernelForm;
-use tally_rewriter::kept::Key;
+use tally_rewriter::disk_cache::Key;
 
 fn cubins() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../core/rewriter/tests/cubins");
@@ -22,7 +22,7 @@ fn every_byte_of_a_cubin_counts() {
     let cubins = cubins();
     assert!(cubins.len() > 5);
     for image in &cubins {
-        let key = |bytes: &[u8]| Key::new(bytes, 90, KernelForm::Prelude).to_string();
+        let key = |bytes: &[u8]| Key::new(bytes, 90, KernelForm::ByClaims).to_string();
         let mut keys = HashSet::from([key(image)]);
         let mut changed = image.clone();
         // Every offset of a small one, and a thousand over all of a large one.

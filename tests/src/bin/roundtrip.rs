@@ -86,7 +86,7 @@ impl Client {
         let started = Instant::now();
         let ticket = ring::take_ticket(&self.region);
         ring::publish(&self.region, ticket, &request);
-        if ring::must_ring(&self.core) {
+        if ring::core_needs_wake(&self.core) {
             rustix::io::write(&self.doorbell, &1u64.to_ne_bytes())?;
         }
         let answer = || ring::answer(&self.core, ticket);

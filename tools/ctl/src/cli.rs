@@ -30,8 +30,8 @@ pub struct Cli {
     /// ~/.local/state/tally/clients/core.sock.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Path of the socket that takes admin requests, which are all but `run`. Default: X/admin/NAME for a
-    /// socket X/clients/NAME; $TALLY_ADMIN_SOCKET wins over $TALLY_SOCKET.
+    /// Where the core takes admin requests: every command that talks to the core uses it, except `run`. Default: that
+    /// beside --socket, X/admin/NAME for X/clients/NAME; else $TALLY_ADMIN_SOCKET; else that beside $TALLY_SOCKET.
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     #[command(subcommand)]
@@ -44,14 +44,15 @@ pub enum Command {
     Run(RunArgs),
     /// Show the core, its policy, its clients and its kernels.
     Status(StatusArgs),
-    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the like.
+    /// Print the core's figures in the Prometheus text format (0.0.4), for node_exporter's textfile collector and the
+    /// like.
     Metrics(crate::metrics::MetricsArgs),
     /// Show or change the policy.
     Policy {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Show or clear the profiles of kernels: their measured times, and which must not be transformed.
+    /// Show or clear kernel profiles: measured times, and which kernels must not be transformed.
     Profiles {
         #[command(subcommand)]
         command: ProfilesCommand,
@@ -71,19 +72,18 @@ pub enum Command {
         #[command(subcommand)]
         command: crate::log::LogCommand,
     },
-    /// Compare a policy with the active one on the same launches; it decides nothing.
+    /// Compare a policy with the active one on the same launches, without using its decisions.
     Shadow {
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
-    /// Judge a policy without a GPU or a core: simulate an inference and a training, as
-    /// they were recorded, sharing a GPU under it.
+    /// Simulate a recorded inference and a recorded training that share a GPU under a policy, without a GPU or a core.
     Sim(crate::sim::SimArgs),
-    /// Stop the core: it lets every launch go, then ends.
+    /// Stop the core: it grants every held launch, then ends.
     Stop,
-    /// Print completions for a shell, to be put where it looks for them.
+    /// Print shell completions.
     Completions {
-        /// The shell that is to read them
+        /// The shell to print them for
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
@@ -120,7 +120,7 @@ impl Reference {
 /// How urgent a program's work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Priority {
-    /// Latency-critical: its launches never wait.
+    /// Latency-critical: launches do not wait, unless the policy gates it.
     High,
     /// Best effort: the policy decides about each launch.
     BestEffort,
@@ -139,21 +139,21 @@ impl Priority {
 /// What a program does while there is no core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Fail {
-    /// Run its launches unscheduled.
+    /// Run launches unscheduled.
     Open,
-    /// Hold its launches until there is a core.
+    /// Hold launches until a core is there.
     Hold,
 }
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Class of the program: how urgent its work is.
+    /// How urgent the program's work is.
     #[arg(long, value_enum, default_value = "best-effort")]
     pub priority: Priority,
-    /// Name of the client in `status` and for the policy. Default: the program's file name.
+    /// Name of the client in `status` and for the policy. Default: the program's name.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// A label for the policy; may be given up to 16 times.
+    /// Label that the policy sees; may be given up to 16 times.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
     /// Objective of a high-priority program: the longest time that a request may take, such as 20ms.
@@ -185,10 +185,10 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Print JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
-    /// Show the status again every second, until interrupted.
+    /// Print again every second until interrupted.
     #[arg(long)]
     pub watch: bool,
     /// How many kernels to show.
@@ -229,16 +229,16 @@ pub enum PolicyCommand {
     Sign(crate::policy::SignArgs),
     /// Check a policy's signature.
     Verify(crate::policy::VerifyArgs),
-    /// Show which policies were active, why each was loaded and unloaded, and which can be put back.
+    /// Show which policies were active, why each was loaded and replaced, and which can be rolled back to.
     History {
         /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Put an earlier policy back, from memory: its file may be gone. Each repetition goes
-    /// one policy further back.
+    /// Make an earlier policy active again, from memory: its file may be gone. Each further rollback goes one policy
+    /// further back.
     Rollback {
-        /// Put this generation back, rather than the last one that differs and was not disabled.
+        /// Generation to go back to. Default: the last policy that differs from the active one and was not disabled.
         #[arg(long, value_name = "GENERATION")]
         to: Option<u64>,
     },
@@ -276,8 +276,8 @@ pub enum ProfilesCommand {
         #[arg(long, value_name = "N", default_value_t = 20)]
         kernels: usize,
     },
-    /// Forget all profiles, and delete the file that the next core would read: kernels are measured anew, and
-    /// programs started from now on have theirs transformed again.
+    /// Forget all kernel profiles, and delete their file. Kernels are measured anew, and in programs started from now
+    /// on they may be transformed again.
     Clear,
 }
 

@@ -26,13 +26,13 @@ pub enum LogCommand {
         /// Write to this file, which must not exist. Default: a new one in the core's folder of logs.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
-        /// End after so long (500ms, 30s, 5m), and wait for it.
+        /// Record for this long (500ms, 30s, 5m), and wait until it is done.
         #[arg(long = "for", value_name = "TIME", value_parser = duration)]
         time: Option<Duration>,
         /// End at this size, in bytes. Default: log.bytes_max of the core's configuration.
         #[arg(long, value_name = "N")]
         max_bytes: Option<u64>,
-        /// Also record completions that the policy does not ask for; `log trace` needs them.
+        /// Record also completions that the policy does not subscribe to; `log trace` needs them.
         #[arg(long)]
         completions: bool,
     },
@@ -48,15 +48,15 @@ pub enum LogCommand {
     Show {
         /// The decision log to read
         file: PathBuf,
-        /// Print a JSON object for each record, after one for the header.
+        /// Print one JSON object for the header and one for each record.
         #[arg(long)]
         json: bool,
-        /// Show only this many records, from the end.
+        /// Show only the last N records.
         #[arg(long, value_name = "N")]
         last: Option<usize>,
     },
-    /// Make the calls of a log again, without a GPU or a core, and compare the answers.
-    /// With the log's own policy all must be equal; another one shows where they part.
+    /// Repeat the policy calls of a log, without a GPU or a core, and compare the answers. With the log's own policy
+    /// all must be equal; with another policy the differences are shown.
     #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArgs),
     /// Make a kernel trace of a client, for `tallyctl sim`, out of a log recorded with

@@ -114,7 +114,7 @@ impl Collector<'_> {
         self.sample(&registry::DISABLED, &[], flag(p.disabled));
         self.sample(&registry::DECIDES, &[], p.decides as f64);
         self.sample(&registry::EVENTS, &[], p.events as f64);
-        self.sample(&registry::FALLBACKS, &[], p.fallbacks as f64);
+        self.sample(&registry::BUILT_IN_RULE, &[], p.built_in_rule_launches as f64);
         self.sample(&registry::LOAD_FAILURES, &[], p.load_failures as f64);
         for (kind, count) in p.faults.by_kind() {
             self.sample(&registry::FAULTS, &[kind], count as f64);

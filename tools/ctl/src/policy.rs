@@ -23,9 +23,9 @@ pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitsArg {
-    /// Use the core's default limits
+    /// The core's defaults.
     Default,
-    /// Use the limits for components with an interpreter in them
+    /// The preset `interpreted`, for components with an interpreter.
     Interpreted,
 }
 

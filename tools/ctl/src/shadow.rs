@@ -12,24 +12,24 @@ use tally_admin::{RecordRequest, ShadowStatus};
 
 #[derive(Debug, Subcommand)]
 pub enum ShadowCommand {
-    /// Let a policy see what the active one sees; its answers are compared, never used.
+    /// Start a shadow policy: it gets the active policy's calls, and its answers are compared but never used.
     Start {
         /// The policy component, a `.wasm` file
         file: PathBuf,
         /// Configuration file that is passed to the policy
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Share of one CPU that the shadow may use, in percent; decisions beyond that are left out.
+        /// Share of one CPU that the shadow policy may use, percent. Decisions beyond it are skipped.
         #[arg(long, value_name = "N", default_value_t = 5.0)]
         cpu_percent: f64,
     },
-    /// Show how often the shadow and the active policy agree, and where they differ.
+    /// Show how often the shadow policy agrees with the active one, and where they differ.
     Status {
         /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// End the shadow, and show its status for the last time.
+    /// Stop the shadow policy, and show its final comparison.
     Stop,
 }
 

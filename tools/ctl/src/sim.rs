@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::Policy;
 use tally_simulator::{
     Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, simulate,
@@ -24,13 +24,14 @@ pub struct SimArgs {
     /// Trace of the inference: a built-in one or a file (.csv, .csv.gz). One iteration is one request.
     #[arg(long, value_name = "TRACE")]
     pub hp: String,
-    /// Trace of the training: a built-in one or a file (.csv, .csv.gz). It repeats its iteration.
+    /// The training: a built-in trace or a file (.csv, .csv.gz).
     #[arg(long, value_name = "TRACE")]
     pub be: String,
-    /// Requests arrive at random, at the rate that keeps the inference alone busy for this share of the time.
+    /// Load of the inference: requests arrive at random, at a rate that would keep it busy for this share of the time
+    /// if it were alone.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub load: f64,
-    /// File of arrival times: one in seconds a line, in rising order.
+    /// File of arrival times in place of random ones: one a line, in seconds, rising.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
     /// The policy: a component, `built-in`, `native:tally-priority` (the same rule as
@@ -43,46 +44,41 @@ pub struct SimArgs {
     /// A capability that the policy has been granted; may be given several times.
     #[arg(long = "grant", value_name = "NAME")]
     pub grants: Vec<String>,
-    /// Limits of the policy: the core's defaults, or those for interpreted languages.
+    /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: LimitsArg,
     /// How the two share the GPU.
     #[arg(long, value_enum, default_value = "timeslice")]
     pub sharing: SharingArg,
-    /// Kernels of the training that can be transformed: none, all but those of NVIDIA's closed libraries, or
-    /// all.
+    /// Which of the training's kernels can be transformed.
     #[arg(long, value_enum, default_value = "open")]
     pub transformable: TransformableArg,
     /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
-    /// The GPU stays with the high-priority program for so long after its last kernel, as
-    /// `[sharing.timeslice] linger_us` has it (timeslice only).
-    /// Default: the core's.
+    /// How long the GPU stays with the high-priority program after its last kernel (timeslice only). Default: that of
+    /// the core's `[sharing.timeslice] linger_us`.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
-    /// Set another value for a figure of the modelled machine (docs/internals.md); may be given several
-    /// times.
+    /// Change a figure of the modelled machine (docs/internals.md lists them); may be given several times.
     #[arg(long = "figure", value_name = "NAME=N")]
     pub figures: Vec<String>,
-    /// Length of the window in which requests arrive, in seconds
+    /// Length of the simulated window in which requests arrive.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub seconds: f64,
-    /// Time that the training runs before the window, in seconds, for the policy to learn its kernels.
-    /// Default: five iterations.
+    /// How long the training runs before the window, so that its kernels get profiles. Default: five iterations.
     #[arg(long, value_name = "S")]
     pub warm_up_seconds: Option<f64>,
-    /// Seed of the random arrivals
+    /// Seed of the random arrivals.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Print JSON (schema 1), for programs: the same bytes each time. What the simulation
-    /// took goes to standard error.
+    /// Print JSON (schema 1), the same bytes each time. How long the simulation took goes to standard error.
     #[arg(long)]
     pub json: bool,
-    /// File to draw the figures into, as SVG: latencies beside those of the inference alone, and the share.
+    /// Also draw the result as SVG: latencies beside those of the inference alone, and the training's share.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Draw on a dark background
+    /// Draw on a dark background.
     #[arg(long, requires = "svg")]
     pub dark: bool,
 }
@@ -154,7 +150,7 @@ impl Policies {
     fn load(&self) -> Result<Option<Box<dyn Policy + Send>>, CtlError> {
         match self.name.as_str() {
             "none" => Ok(None),
-            "built-in" => Ok(Some(Box::new(BuiltIn { idle_ns: IDLE_GAP_NS }))),
+            "built-in" => Ok(Some(Box::new(BuiltInRule { idle_ns: IDLE_GAP_NS }))),
             name => match name.strip_prefix(NATIVE) {
                 Some(native) => tally_native_policy::by_name(native, &self.config)
                     .map(Some)
@@ -313,7 +309,7 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
             d.held,
             d.leased,
             d.degraded,
-            d.fallback
+            d.built_in_rule
         )?;
         writeln!(
             out,

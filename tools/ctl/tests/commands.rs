@@ -504,7 +504,7 @@ fn the_default_policy_is_simulated_alike_each_time() {
     assert_eq!(first.stdout, second.stdout);
     let report: serde_json::Value = serde_json::from_slice(&first.stdout).unwrap();
     let decisions = &report["decisions"];
-    assert_eq!(decisions["fallback"], 0);
+    assert_eq!(decisions["built_in_rule"], 0);
     assert!(decisions["preemptible"].as_u64().unwrap() > 0, "{decisions}");
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tally_decision_log::recorder::Described;
 use tally_decision_log::{About, Recorded, Recorder, Tap, TapOptions};
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::{Answer, Class, Context, Event, Fault, Launch, Policy, Subscriptions};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
@@ -40,7 +40,7 @@ impl Policy for Named {
 
 fn policy(name: &str) -> Box<dyn Policy + Send> {
     if name == "native" {
-        return Box::new(BuiltIn { idle_ns: 100_000 });
+        return Box::new(BuiltInRule { idle_ns: 100_000 });
     }
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let target = target.parent().expect("the target folder");

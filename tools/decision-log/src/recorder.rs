@@ -54,9 +54,9 @@ pub struct TapOptions {
     pub ring_bytes: usize,
     /// Also completions that the policy did not ask for.
     pub completions: bool,
-    /// Put in before the policy starts, so that nothing comes before.
+    /// The tap is inserted before the policy starts, so the log misses nothing.
     pub from_start: bool,
-    /// Else: begin with what the policy knows then, if it can say and the ring has room.
+    /// In mid-run: begin with the policy's saved state, if it exports `state` and the ring has room.
     pub state: bool,
 }
 

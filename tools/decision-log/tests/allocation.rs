@@ -7,7 +7,7 @@ use common::{Driver, Input, Named, options, recorded_into, through_a_file};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use tally_decision_log::{Recorded, Recorder, Tap};
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::{Class, Context, Event, Launch, Policy, Subscriptions};
 use tally_engine::profile::{KernelKey, Transformation};
 
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 fn built_in() -> Named {
-    Named(Box::new(BuiltIn { idle_ns: 100_000 }), "built-in")
+    Named(Box::new(BuiltInRule { idle_ns: 100_000 }), "built-in")
 }
 
 fn launch(kernel: u32) -> Launch {

@@ -26,7 +26,7 @@ enum Command {
         #[arg(short, long)]
         output: PathBuf,
         /// Form to make of the kernels
-        #[arg(long, default_value = "prelude")]
+        #[arg(long, default_value = "by-claims")]
         form: Form,
         /// The device's architecture, 90 for compute capability 9.0: which entry of a fatbin.
         #[arg(long, default_value_t = 90)]
@@ -40,16 +40,16 @@ enum Command {
 #[derive(Clone, Copy, ValueEnum)]
 enum Form {
     /// Make the form with the claim-table prelude, which runs any range of blocks and can be preempted
-    Prelude,
+    ByClaims,
     /// Make a form with offset block indices; in machine code for grids of one dimension
-    SubGrid,
+    ByOffset,
 }
 
 impl From<Form> for KernelForm {
     fn from(form: Form) -> Self {
         match form {
-            Form::Prelude => KernelForm::Prelude,
-            Form::SubGrid => KernelForm::SubGrid,
+            Form::ByClaims => KernelForm::ByClaims,
+            Form::ByOffset => KernelForm::ByOffset,
         }
     }
 }
@@ -100,13 +100,13 @@ fn inspect_cubin(image: &[u8]) -> Result<()> {
         }
     };
     println!("  cubin for sm_{}, {} sections", cubin.arch, cubin.sections.len());
-    let rewritten = cubin::rewrite(image, KernelForm::Prelude, None);
+    let rewritten = cubin::rewrite(image, KernelForm::ByClaims, None);
     for symbol in cubin.symbols.iter().filter(|s| s.is_kernel()) {
         let form = match &rewritten {
-            Err(why) => format!("no prelude: {why}"),
+            Err(why) => format!("not by claims: {why}"),
             Ok(rewritten) => match rewritten.kernel(symbol.name) {
                 Ok(kernel) => format!("{} parameters", kernel.parameter_count),
-                Err(why) => format!("no prelude: {why}"),
+                Err(why) => format!("not by claims: {why}"),
             },
         };
         println!("  kernel {}, {} bytes, {form}", symbol.name, symbol.size);

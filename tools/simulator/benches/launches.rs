@@ -1,7 +1,7 @@
 //! Launches simulated a second of wall time, with the built-in rule, on one core.
 
 use criterion::{Criterion, Throughput};
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
 
 fn main() {
@@ -12,7 +12,7 @@ fn main() {
     for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
         let setup = Setup { seconds: 2.0, graph: false, sharing, ..Setup::default() };
         let run = || {
-            let policy = Box::new(BuiltIn { idle_ns: 100_000 });
+            let policy = Box::new(BuiltInRule { idle_ns: 100_000 });
             simulate(&setup, &high, Some(&low), &load, Some(policy))
         };
         let mut group = criterion.benchmark_group("launches");

@@ -7,13 +7,13 @@
 //! hands it a policy.
 //!
 //! ```
-//! use tally_engine::BuiltIn;
+//! use tally_engine::BuiltInRule;
 //! use tally_simulator::{Arrivals, Setup, Trace, simulate};
 //!
 //! let hp = Trace::open("resnet50_infer_b1")?;
 //! let be = Trace::open("resnet50_train_b128")?;
 //! let setup = Setup { seconds: 0.2, ..Setup::default() };
-//! let policy = Box::new(BuiltIn { idle_ns: 100_000 });
+//! let policy = Box::new(BuiltInRule { idle_ns: 100_000 });
 //! let report = simulate(&setup, &hp, Some(&be), &Arrivals::Poisson { load: 0.5 }, Some(policy));
 //! assert!(report.best_effort.unwrap().share < 1.0);
 //! # Ok::<(), tally_simulator::TraceError>(())

@@ -90,7 +90,7 @@ pub struct Decisions {
     /// Sum of the launches' measured GPU times.
     pub gpu_ms: f64,
     /// Decided by the built-in rule, because the policy failed.
-    pub fallback: u64,
+    pub built_in_rule: u64,
     /// Times the training was asked to yield.
     pub yields: u64,
     /// Launches that yielded when asked.

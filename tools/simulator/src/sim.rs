@@ -578,7 +578,7 @@ fn decisions(engine: &Engine) -> Decisions {
         window_full: stats.window_full,
         waited_ms: ms(stats.waited_ns),
         gpu_ms: ms(stats.charged_ns),
-        fallback: stats.fallback,
+        built_in_rule: stats.built_in_rule,
         yields: stats.yields,
         launches_yielded: stats.launches_yielded,
     }

@@ -2,7 +2,7 @@
 //! answer is known.
 
 use proptest::prelude::*;
-use tally_engine::BuiltIn;
+use tally_engine::BuiltInRule;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
@@ -13,7 +13,7 @@ use tally_simulator::{
 const BOTH: [SharingMode; 2] = [SharingMode::Timeslice, SharingMode::Mps];
 
 fn built_in() -> Option<Box<dyn Policy + Send>> {
-    Some(Box::new(BuiltIn { idle_ns: 100_000 }))
+    Some(Box::new(BuiltInRule { idle_ns: 100_000 }))
 }
 
 fn setup(sharing: SharingMode) -> Setup {
@@ -325,7 +325,7 @@ fn conserved(r: &Report) {
     assert_eq!(b.launched, b.done + b.in_flight);
     if let Some(d) = &r.decisions {
         let decided = d.whole + d.leased + d.sliced + d.preemptible + d.sm_limited + d.degraded;
-        // Under a standing grant launches are not decided; at most one is held at the end.
+        // Ungated launches are not decided; at most one is held at the end.
         assert!(decided <= b.launched, "{d:?} {b:?}");
     }
 }

@@ -56,12 +56,12 @@ fn words_that_were_to_go_are_found() {
 fn documents_that_are_too_long_are_found() {
     let words = |n: usize| "word | ".repeat(n);
     let texts = [("README.md", words(701)), ("SPECIFICATION.md", words(1_200))];
-    let guides = [("docs/operate.md", words(7_000)), ("docs/policies.md", words(5_501))];
+    let guides = [("docs/operate.md", words(7_000)), ("docs/policies.md", words(7_001))];
     let all: Vec<(&str, &str)> =
         texts.iter().chain(&guides).map(|(p, t)| (*p, t.as_str())).collect();
     let offences = lengths(&tree(&all));
     let what: Vec<_> = offences.iter().map(|offence| offence.what.as_str()).collect();
-    assert_eq!(what, ["701 words, at most 700", "12501 words, at most 12500"]);
+    assert_eq!(what, ["701 words, at most 700", "14001 words, at most 14000"]);
 }
 
 #[test]

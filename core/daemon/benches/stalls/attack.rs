@@ -130,7 +130,7 @@ impl Attacker {
             self.ticket += 1;
             self.client.region.activity.next_ticket.store(self.ticket, SeqCst);
         }
-        if ring::must_ring(&self.client.core) {
+        if ring::core_needs_wake(&self.client.core) {
             self.client.ring();
         }
     }

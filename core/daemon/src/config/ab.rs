@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct Ab {
     /// Keep the report of the last A/B test for the next run of the core.
     pub keep: bool,
-    /// Folder of the reports, with a file for each socket. Default: `ab` in the folder of `[profiles]`.
+    /// Folder of the reports, one file for each socket. Default: `ab` in the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
 }
 

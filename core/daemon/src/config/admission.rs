@@ -11,12 +11,12 @@ use tally_ipc::wire;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Socket {
-    /// Path of the socket. Its folder is what a container gets. Default:
+    /// Path of the socket at which programs register. Default:
     /// `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for root, else
-    /// `~/.local/state/tally/clients/core.sock`.
+    /// `~/.local/state/tally/clients/core.sock`. Mount its folder into containers.
     pub path: Option<PathBuf>,
-    /// Permissions of the socket, octal, at most 0777. If its folder is missing, it is made so that whoever
-    /// may open the socket can enter it.
+    /// Permissions of the socket, octal, at most 0777. If its folder is missing it is made, and whoever
+    /// may open the socket may enter it.
     pub mode: String,
 }
 
@@ -53,26 +53,27 @@ impl Socket {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// Clients served at once; further ones are refused with the reason. The number is lower if the limit on
-    /// open files leaves no room.
+    /// Clients served at once; further ones are refused with the reason. There may be fewer: each client
+    /// needs three of the core's file descriptors.
     #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub clients_max: usize,
-    /// Best-effort clients served at once of one user that is in a container, or is neither root, the core's,
-    /// an admin nor in `high_priority.uids`.
+    /// Best-effort clients of one untrusted user. Untrusted: in a container, or neither root, the core's
+    /// user, an admin nor in `high_priority.uids`.
     #[schemars(range(min = 1, max = CLIENTS_MAX))]
     pub user_clients_max: usize,
-    /// Places of `clients_max` that only high-priority clients take; at most a quarter of them.
+    /// Clients out of `clients_max` that only high-priority programs may become; at most a quarter of
+    /// `clients_max`.
     #[schemars(range(max = CLIENTS_MAX))]
     pub reserved_clients: usize,
-    /// Registrations a second of one user whom `user_clients_max` limits; further ones wait a little, then
-    /// are refused.
+    /// Registrations of one untrusted user (see `user_clients_max`) in one second. Further ones wait up
+    /// to 0.5 s and are then refused.
     #[schemars(range(min = 1, max = 10_000))]
     pub user_joins_per_s: u32,
-    /// Kernels (name, image, grid, block) that the clients of one user whom `user_clients_max` limits may
-    /// bring in.
+    /// Kernels (name, image, grid, block) that the clients of one untrusted user (see
+    /// `user_clients_max`) may add to the core's table.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub user_kernels_max: u32,
-    /// Time after which a connection that has not registered or sent a request is closed.
+    /// A connection that has sent no request after this time is closed.
     #[schemars(range(min = 10, max = 60_000))]
     pub hello_timeout_ms: u64,
 }
@@ -93,24 +94,25 @@ impl Default for Admission {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HighPriority {
-    /// Ids of users that may register as high priority; others are admitted as best effort and told so.
-    /// Default: the core's own and root.
+    /// Users whose programs may be high priority. Programs of others are admitted as best effort, and
+    /// their status says so. Default: the core's user and root.
     pub uids: Option<Vec<u32>>,
-    /// Let users with these ids register as high priority from within containers, too: in other PID or user
-    /// namespaces than the core's.
+    /// Let the users in `uids` register as high priority from containers too (processes in another PID
+    /// or user namespace).
     pub containers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Path of the socket that takes admin requests (of `tallyctl`, all but `run`). Never in the clients'
-    /// folder. Default: `X/admin/NAME` if clients register at `X/clients/NAME`.
+    /// Path of the socket for admin requests: every `tallyctl` command that talks to the core, except
+    /// `run`. Default: `X/admin/NAME` if programs register at `X/clients/NAME`. It must not be in the
+    /// clients' folder.
     pub socket: Option<PathBuf>,
-    /// Permissions of the admin socket, octal, at most 0777. Whoever may open it may ask for the status.
+    /// Permissions of the admin socket, octal, at most 0777. Whoever may open it may read the status.
     pub mode: String,
-    /// Ids of users that may load policies and stop the core, besides the core's own and root. Nobody may
-    /// from within a container.
+    /// Users that may load policies and stop the core, besides the core's user and root. Nobody in a
+    /// container may.
     pub uids: Vec<u32>,
 }
 

@@ -8,21 +8,21 @@ use tally_contract::limits::{LOG_BYTES_MIN, LOG_RING_BYTES_MAX, LOG_RING_BYTES_M
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// File to record into from the start of the core; if it exists, a number is added to its name. Default:
-    /// nothing is recorded until somebody asks for it.
+    /// Record into this file from the start of the core. If the file exists, a number is added to the
+    /// name. Default: record only on request.
     pub file: Option<PathBuf>,
-    /// Folder of logs that are given no path, and of all that users of `admin.uids` ask for. Default: `logs`
-    /// in the folder of `[profiles]`.
+    /// Folder of logs that are given no path, and of all logs that users in `admin.uids` ask for.
+    /// Default: `logs` in the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
-    /// Size at which a log ends, unless it was asked for with another.
+    /// Size at which a log ends, unless the request for it names another.
     #[schemars(range(min = LOG_BYTES_MIN))]
     pub bytes_max: u64,
-    /// Size of the ring between the dispatch thread and each thread that records or compares; raise it if
-    /// records are dropped.
+    /// Size of the buffer between the dispatch thread and each reader of its records (log writer,
+    /// shadow). Raise it if records are dropped.
     #[schemars(range(min = LOG_RING_BYTES_MIN >> 10, max = LOG_RING_BYTES_MAX >> 10))]
     pub ring_kib: u64,
-    /// With `file`: also record completions that the policy does not ask for, which `tallyctl log trace`
-    /// needs.
+    /// With `file`: record also completions that the policy does not subscribe to. `tallyctl log trace`
+    /// needs them.
     pub completions: bool,
 }
 

@@ -7,20 +7,23 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mps {
-    /// Start, watch and stop an MPS daemon, unless one serves `pipe_directory` already.
+    /// Start, watch and stop a private MPS daemon, unless one serves `pipe_directory` already.
     pub manage: bool,
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
-    /// Folder of the daemon's pipes. Default: `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`, for a
-    /// daemon that runs already, and `mps/` beside the socket for one that the core starts.
+    /// Folder of the MPS daemon's pipes. Default for a daemon that runs already:
+    /// `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`; for one that the core starts: `mps/` beside
+    /// the socket.
     pub pipe_directory: Option<PathBuf>,
-    /// MPS's control program: a path, or a name to look for in `$PATH`.
+    /// The MPS control program.
     pub control: PathBuf,
-    /// Interval at which the GPU is made to change its context while clients of both classes are connected;
-    /// 0: never. Takes the memory of one more context.
+    /// How often the GPU is made to change its context (by `refresh_program`) while clients of both
+    /// classes are connected; without it, MPS becomes about a tenth slower. Takes the memory of one more
+    /// context. 0: never.
     #[schemars(range(max = 3_600_000))]
     pub refresh_ms: u64,
-    /// Program that makes the GPU change its context. Default: `tally-refresh` beside the core.
+    /// Program that forces a change of context every `refresh_ms`. Default: `tally-refresh` beside the
+    /// core.
     pub refresh_program: Option<PathBuf>,
 }
 

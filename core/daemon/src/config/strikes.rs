@@ -9,7 +9,7 @@ use tally_contract::limits::STALL_NS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restore {
-    /// The last policy before it that was not disabled.
+    /// The last policy before it that differs from it and was not disabled.
     LastGood,
     /// The built-in rule, until somebody loads a policy.
     BuiltIn,
@@ -20,16 +20,17 @@ pub enum Restore {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strikes {
-    /// What takes the place of a disabled policy.
+    /// What takes the place of a policy that was disabled.
     pub restore: Restore,
-    /// Wait before another policy is put active if the one put in place of the first was disabled, too;
-    /// doubled each time.
+    /// Wait before another policy is put in place if the replacement was disabled, too; doubled each
+    /// time.
     #[schemars(range(min = 1, max = 3_600_000))]
     pub back_off_initial_ms: u64,
-    /// Longest wait before another policy is put active.
+    /// Longest wait before another policy is put in place.
     #[schemars(range(min = 1, max = 86_400_000))]
     pub back_off_max_ms: u64,
-    /// A policy that holds launches for this long while the GPU has nothing to do has a fault. 0: no limit.
+    /// A policy that holds launches for this time while the GPU has nothing to do has a fault. 0: no
+    /// fault.
     #[schemars(range(max = 3_600_000))]
     pub stall_ms: u64,
 }

@@ -34,7 +34,7 @@ use std::rc::Rc;
 use std::time::Duration;
 pub use tally_admin::Code;
 use tally_admin::{Answer, Profiles, RecordRequest, Refusal, Request};
-use tally_contract::limits::{REQUEST_BYTES_MAX, STRANGERS_PAUSE_MS};
+use tally_contract::limits::{NON_ADMIN_PAUSE_MS, REQUEST_BYTES_MAX};
 use tally_contract::objective::Objective;
 use tally_ipc::admin;
 use tokio::io::Interest;
@@ -83,8 +83,8 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: &Connection, peer: Peer) {
             Incoming::Line(line, fds) => {
                 // All of those that are no admins take turns, and not too often: each answer costs
                 // the dispatch thread something, and an admin waits for one of them at most.
-                let _turn = plane.strangers_turn.lock().await;
-                tokio::time::sleep(Duration::from_millis(STRANGERS_PAUSE_MS)).await;
+                let _turn = plane.non_admins_turn.lock().await;
+                tokio::time::sleep(Duration::from_millis(NON_ADMIN_PAUSE_MS)).await;
                 (answer(&plane, &line, fds, &peer).await, false)
             }
         };

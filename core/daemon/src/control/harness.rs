@@ -118,7 +118,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         pinned: None,
         gpus: Arc::default(),
         status_turn: Mutex::new(()),
-        strangers_turn: Mutex::new(()),
+        non_admins_turn: Mutex::new(()),
         helpers: Default::default(),
         room,
         places: Places::new(&config.admission, &room),

@@ -73,7 +73,7 @@ pub struct Plane {
     /// One status request at a time.
     pub status_turn: Mutex<()>,
     /// One request at a time of all those that are no admins.
-    pub strangers_turn: Mutex<()>,
+    pub non_admins_turn: Mutex<()>,
     /// Take, read and close what peers send.
     pub helpers: Helpers,
     /// How many clients and connections there is room for.

@@ -17,7 +17,7 @@ use tally_engine::profile::{KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags, transform_state};
 use tally_ipc::ring::Request;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Combinations of kernel, grid and block that one client may bring into the engine's table.
 const NEW_MAX: usize = 16_384;
@@ -111,20 +111,20 @@ fn transformation_of(word: u32) -> Transformation {
             sliced: detail & transform_state::SLICEABLE != 0,
             preemptible: detail & transform_state::PREEMPTIBLE != 0,
         },
-        transform_state::WHOLE_ONLY => match Refusal::from_code(detail) {
+        transform_state::WHOLE_ONLY => match TransformRefusal::from_code(detail) {
             // Of the client's surroundings, or of the moment: another client may transform the same kernel. Or it
             // may be limited to some of the SMs all the same.
             Some(
-                why @ (Refusal::VendorLibrary
-                | Refusal::BlocksMayWait
-                | Refusal::ImageGone
-                | Refusal::OutOfMemory
-                | Refusal::HostMemory
-                | Refusal::Sandboxed),
+                why @ (TransformRefusal::VendorLibrary
+                | TransformRefusal::BlocksMayWait
+                | TransformRefusal::ImageGone
+                | TransformRefusal::OutOfMemory
+                | TransformRefusal::HostMemory
+                | TransformRefusal::Sandboxed),
             ) => Transformation::WholeHere(why.text()),
-            why => {
-                Transformation::WholeOnly(why.map_or("its client gives no reason", Refusal::text))
-            }
+            why => Transformation::WholeOnly(
+                why.map_or("its client gives no reason", TransformRefusal::text),
+            ),
         },
         _ => Transformation::Unknown,
     }
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn what_a_client_cannot_transform_for_its_environment_another_can() {
         let mut engine = engine();
-        let mut said = |refusal: Refusal| {
+        let mut said = |refusal: TransformRefusal| {
             let (_fd, region) = tally_ipc::map::create_client().unwrap();
             let mut cache = cache();
             region.kernels[3].publish(refusal.text().as_bytes(), 9);
@@ -267,13 +267,17 @@ mod tests {
             let id = launch().and(launch()).unwrap();
             engine.world().profiles.get(id).unwrap().transformation
         };
-        for why in [Refusal::VendorLibrary, Refusal::OutOfMemory, Refusal::Sandboxed] {
+        for why in [
+            TransformRefusal::VendorLibrary,
+            TransformRefusal::OutOfMemory,
+            TransformRefusal::Sandboxed,
+        ] {
             assert_eq!(said(why), Transformation::WholeHere(why.text()));
         }
         // May be limited to some of the SMs if the client says so.
-        let why = Refusal::BlocksMayWait;
+        let why = TransformRefusal::BlocksMayWait;
         assert_eq!(said(why), Transformation::WholeHere(why.text()));
-        for why in [Refusal::BlocksWaited, Refusal::StuckLimited] {
+        for why in [TransformRefusal::BlocksWaited, TransformRefusal::StuckLimited] {
             assert_eq!(said(why), Transformation::WholeOnly(why.text()));
         }
     }

@@ -98,8 +98,8 @@ mod tests {
         let counters = &region.counters;
         let mut launches = Launches::new(1_000);
         assert_eq!(launches.look(5_000, counters), 0);
-        counters.launch_kernel.fetch_add(2, Relaxed);
-        counters.graph_launch.fetch_add(1, Relaxed);
+        counters.by_entry_point.kernel.fetch_add(2, Relaxed);
+        counters.by_entry_point.graph.fetch_add(1, Relaxed);
         assert_eq!(launches.look(5_249, counters), 0, "the line stays where it is");
         assert_eq!(launches.look(5_250, counters), 3);
     }

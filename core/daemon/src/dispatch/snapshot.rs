@@ -13,7 +13,7 @@ use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{Report, TURNAROUND_SLOTS, Turnarounds};
+use tally_ipc::layout::{LaunchCounts, Report, TURNAROUND_SLOTS, Turnarounds};
 use tally_ipc::wait::now_ns;
 use tally_wasm_host::PolicyStatus;
 use tokio::sync::oneshot;
@@ -25,10 +25,7 @@ const PIECE: u32 = 1_024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShimCounts {
     pub launches: u64,
-    pub launch_kernel: u64,
-    pub launch_kernel_ex: u64,
-    pub launch_cooperative: u64,
-    pub graph_launch: u64,
+    pub by_entry_point: LaunchCounts,
     pub graph_kernels: u64,
     pub captured: u64,
     pub failed: u64,
@@ -156,10 +153,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
     let word = |w: &AtomicU64| w.load(Relaxed);
     ShimCounts {
         launches: c.launches(),
-        launch_kernel: word(&c.launch_kernel),
-        launch_kernel_ex: word(&c.launch_kernel_ex),
-        launch_cooperative: word(&c.launch_cooperative),
-        graph_launch: word(&c.graph_launch),
+        by_entry_point: c.by_entry_point.read(),
         graph_kernels: word(&c.graph_kernels),
         captured: word(&c.captured),
         failed: word(&c.failed),

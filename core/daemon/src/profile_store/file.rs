@@ -18,7 +18,7 @@ use tally_contract::limits::{FORMS_MAX, PROFILE_FILE_BYTES_MAX};
 use tally_engine::policy::Form;
 use tally_engine::profile::KernelKey;
 use tally_ipc::layout::KERNEL_NAME_BYTES;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Version of the format.
 pub const VERSION: u64 = 2;
@@ -211,7 +211,8 @@ pub fn decode(text: &[u8], kernels_max: usize) -> Result<(Device, Profiled), Fil
             let v: VerdictLine = serde_json::from_slice(line).map_err(|e| corrupt(at, e))?;
             check_name(at, &v.name)?;
             // One that this release does not know is none.
-            if let Some(why) = Refusal::from_code(v.whole_only).filter(|_| verdicts <= kernels_max)
+            if let Some(why) =
+                TransformRefusal::from_code(v.whole_only).filter(|_| verdicts <= kernels_max)
             {
                 profiled.set_verdict(v.image, v.name, why);
             }
@@ -364,7 +365,7 @@ mod tests {
         let forms = vec![form(Form::Sliced, 2), form(Form::Preemptible, 0)];
         profiled.set_figures(key("gemm", u128::MAX, 4), Figures { forms, ..figures(60, 70) });
         profiled.set_figures(key("quote\"\\\n\u{1F600}", 2, 4), figures(1, 3));
-        profiled.set_verdict(u128::MAX, "all_reduce".into(), Refusal::BlocksWaited);
+        profiled.set_verdict(u128::MAX, "all_reduce".into(), TransformRefusal::BlocksWaited);
         profiled
     }
 

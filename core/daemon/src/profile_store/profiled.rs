@@ -8,7 +8,7 @@ use tally_contract::limits::SMS_MAX;
 use tally_engine::policy::Form;
 use tally_engine::profile::{FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile, Transformation};
 use tally_ipc::layout::Report;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// What profiles are of: times measured on another GPU, on another part of it, or
 /// under another driver (which compiles PTX) would be wrong.
@@ -97,7 +97,7 @@ impl Figures {
 pub struct News {
     pub key: KernelKey,
     pub figures: Figures,
-    /// Why it is only run whole, if it is; see `Refusal::text`.
+    /// Why it is only run whole, if it is; see `TransformRefusal::text`.
     pub whole_only: Option<&'static str>,
 }
 
@@ -134,7 +134,7 @@ impl From<&Profile> for News {
 pub struct Profiled {
     kernels: HashMap<KernelKey, Figures>,
     /// Reasons by image, then by the kernel's name.
-    verdicts: HashMap<u128, BTreeMap<String, Refusal>>,
+    verdicts: HashMap<u128, BTreeMap<String, TransformRefusal>>,
 }
 
 /// All files that were found at start.
@@ -149,11 +149,11 @@ impl Profiled {
             return None;
         }
         let kept = figures.map(Figures::kept).unwrap_or_default();
-        Some(Kept { whole_only: verdict.map(Refusal::text), ..kept })
+        Some(Kept { whole_only: verdict.map(TransformRefusal::text), ..kept })
     }
 
     /// Why a kernel must not be transformed.
-    pub fn verdict(&self, image: u128, name: &str) -> Option<Refusal> {
+    pub fn verdict(&self, image: u128, name: &str) -> Option<TransformRefusal> {
         self.verdicts.get(&image)?.get(name).copied()
     }
 
@@ -163,7 +163,7 @@ impl Profiled {
     }
 
     /// Verdicts: image, name, why.
-    pub fn verdicts(&self) -> impl Iterator<Item = (u128, &str, Refusal)> {
+    pub fn verdicts(&self) -> impl Iterator<Item = (u128, &str, TransformRefusal)> {
         self.verdicts.iter().flat_map(|(&image, names)| {
             names.iter().map(move |(name, &why)| (image, name.as_str(), why))
         })
@@ -177,7 +177,7 @@ impl Profiled {
     }
 
     /// Take a verdict in, if it is one that is worth keeping.
-    pub fn set_verdict(&mut self, image: u128, name: String, why: Refusal) -> bool {
+    pub fn set_verdict(&mut self, image: u128, name: String, why: TransformRefusal) -> bool {
         let kept = image != 0 && why.is_profiled();
         kept && self.verdicts.entry(image).or_default().insert(name, why) != Some(why)
     }
@@ -185,7 +185,7 @@ impl Profiled {
     /// Take in what a run profiled. True if that changed anything.
     pub fn take(&mut self, news: News) -> bool {
         let News { key, figures, whole_only } = news;
-        let verdict = match whole_only.and_then(Refusal::from_text) {
+        let verdict = match whole_only.and_then(TransformRefusal::from_text) {
             Some(why) => self.set_verdict(key.image, key.name.clone(), why),
             None => false,
         };
@@ -250,21 +250,24 @@ pub(super) mod tests {
         let news = |whole_only| News { key: key("k", 7, 1), figures: figures(3, 10), whole_only };
         assert!(all.take(news(None)));
         assert!(!all.take(news(None)), "nothing new");
-        assert!(!all.take(news(Some(Refusal::GridSync.text()))), "seen without running it");
-        assert!(all.take(news(Some(Refusal::BlocksWaited.text()))));
-        assert!(!all.take(news(Some(Refusal::BlocksWaited.text()))));
+        assert!(
+            !all.take(news(Some(TransformRefusal::GridSync.text()))),
+            "seen without running it"
+        );
+        assert!(all.take(news(Some(TransformRefusal::BlocksWaited.text()))));
+        assert!(!all.take(news(Some(TransformRefusal::BlocksWaited.text()))));
         let kept = all.kept(&key("k", 7, 1)).unwrap();
-        assert_eq!((kept.count, kept.whole_only), (3, Some(Refusal::BlocksWaited.text())));
+        assert_eq!((kept.count, kept.whole_only), (3, Some(TransformRefusal::BlocksWaited.text())));
         // The verdict is of the kernel, whatever its grid; the times are not.
         let kept = all.kept(&key("k", 7, 2)).unwrap();
-        assert_eq!((kept.count, kept.whole_only), (0, Some(Refusal::BlocksWaited.text())));
+        assert_eq!((kept.count, kept.whole_only), (0, Some(TransformRefusal::BlocksWaited.text())));
         assert!(all.kept(&key("k", 8, 1)).is_none());
     }
 
     #[test]
     fn kernels_without_an_image_are_not_kept() {
         let mut all = Profiled::default();
-        let whole_only = Some(Refusal::BlocksWaited.text());
+        let whole_only = Some(TransformRefusal::BlocksWaited.text());
         let graph = News { key: key("graph:3", 0, 3), figures: figures(3, 10), whole_only };
         assert!(!all.take(graph));
         assert_eq!(all, Profiled::default());
@@ -275,7 +278,7 @@ pub(super) mod tests {
         let mut all = Profiled::default();
         for x in 0..10 {
             all.set_figures(key(&format!("k{x}"), 1, x), figures(1, u64::from(x).max(3)));
-            all.set_verdict(1, format!("k{x}"), Refusal::BlocksWaited);
+            all.set_verdict(1, format!("k{x}"), TransformRefusal::BlocksWaited);
         }
         all.trim(4);
         let mut left: Vec<u64> = all.kernels().map(|(_, f)| f.mean_ns).collect();

@@ -112,7 +112,7 @@ impl Recordings {
         Ok(recordings)
     }
 
-    /// What the recording from the start wishes for is heeded, too. Once the core serves.
+    /// End the recording from the start (`[log] file`) when it asks for that. Call it once the core serves.
     pub fn heed(&self, control: &ControlSender) {
         if let Some(recording) = &*self.file.borrow() {
             untap_when_wished(control.clone(), recording.id(), recording.wish());

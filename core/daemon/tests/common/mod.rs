@@ -344,7 +344,7 @@ impl Client {
             request.flags |= submission_flags::LEASED;
         }
         ring::publish(&self.region, ticket, &request);
-        if ring::must_ring(&self.core) {
+        if ring::core_needs_wake(&self.core) {
             self.ring();
         }
         (ticket, self.completion)
@@ -399,7 +399,7 @@ impl Client {
         if busy {
             a.busy_since_ns.store(now_ns(), Relaxed);
             a.busy_periods.fetch_add(1, Relaxed);
-            self.region.counters.launch_kernel.fetch_add(1, Relaxed);
+            self.region.counters.by_entry_point.kernel.fetch_add(1, Relaxed);
         } else {
             a.idle_since_ns.store(now_ns(), Relaxed);
         }
@@ -432,7 +432,7 @@ pub fn scribble(region: &ClientRegion, seed: u64) {
     a.busy_total_ns.store(next(), Relaxed);
     a.next_ticket.store(next(), Relaxed);
     a.waiters.store(next() as u32, Relaxed);
-    region.counters.launch_kernel.store(next(), Relaxed);
+    region.counters.by_entry_point.kernel.store(next(), Relaxed);
     region.report.governed.store(next() as u32, Relaxed);
     region.report.sm_count.store(next() as u32, Relaxed);
     region.kernel_count.store(next() as u32, Relaxed);

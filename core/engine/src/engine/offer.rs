@@ -1,6 +1,6 @@
 //! Offering launches to the policy, and carrying out what it answers.
 
-use super::{Action, Engine, ROUNDS_MAX, fallback, high_periods, predicted_ns};
+use super::{Action, Engine, ROUNDS_MAX, built_in_rule, high_periods, predicted_ns};
 use crate::client::{Client, Granted, Submission, YIELDING_IN_FLIGHT_MAX, can_yield};
 use crate::policy::{
     Answer, Class, ClientId, Decision, Fault, FaultKind, Form, Launch, NEVER, NO_KERNEL, Policy,
@@ -126,7 +126,7 @@ impl<P: Policy> Engine<P> {
             c.hold_until_ns = 0;
             if !c.is_stalled(now_ns, self.config.window_stall_ns) {
                 c.window_until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
-                c.by_rule = 0;
+                c.left_to_rule = 0;
                 return false;
             }
             c.window_stalled = true;
@@ -158,7 +158,7 @@ impl<P: Policy> Engine<P> {
             stream: s.stream,
             sm_count: self.config.sm_count,
         };
-        let Answer { decision, reason } = match c.by_rule {
+        let Answer { decision, reason } = match c.left_to_rule {
             0 => self.ask_policy(&launch, out),
             _ => self.ask_rule(&launch),
         };
@@ -170,7 +170,7 @@ impl<P: Policy> Engine<P> {
         if let Some(for_ns) = decision.hold_ns() {
             let for_ns = for_ns.clamp(HOLD_NS_MIN, self.config.hold_ns_max);
             c.hold_until_ns = now_ns.saturating_add(for_ns);
-            c.by_rule = 0;
+            c.left_to_rule = 0;
             c.stats.held += 1;
             c.stats.launches_held += u64::from(!head.offered);
             if let Some(w) = c.waiting.front_mut() {
@@ -195,11 +195,11 @@ impl<P: Policy> Engine<P> {
     }
 
     fn ask_rule(&mut self, launch: &Launch) -> Answer {
-        self.stats.fallbacks += 1;
+        self.stats.built_in_rule_launches += 1;
         if let Some(c) = self.clients.get_mut(&launch.client) {
-            c.stats.fallback += 1;
+            c.stats.built_in_rule += 1;
         }
-        fallback(launch, self.config.fallback_idle_ns).into()
+        built_in_rule(launch, self.config.built_in_rule_idle_ns).into()
     }
 
     /// Grant the head of a client's queue.
@@ -217,7 +217,7 @@ impl<P: Policy> Engine<P> {
         self.waiting_clients -= u32::from(c.waiting.is_empty());
         let s = w.submission;
         c.hold_until_ns = 0;
-        c.by_rule = c.by_rule.saturating_sub(1);
+        c.left_to_rule = c.left_to_rule.saturating_sub(1);
         if std::mem::take(&mut c.window_stalled) {
             c.stats.window_stalls += 1;
             c.stall_left = c.stall_left.saturating_sub(1);

@@ -5,7 +5,7 @@ use crate::policy::{
 };
 
 /// The built-in rule: high priority first, best-effort after an idle gap.
-pub fn fallback(launch: &Launch, idle_ns: u64) -> Decision {
+pub fn built_in_rule(launch: &Launch, idle_ns: u64) -> Decision {
     match launch.class {
         Class::High => Decision::Run(0),
         Class::BestEffort if launch.state & launch_state::HIGH_ACTIVE != 0 => {
@@ -20,13 +20,13 @@ pub fn fallback(launch: &Launch, idle_ns: u64) -> Decision {
 
 /// The built-in rule as a policy: what serves when none could be loaded.
 #[derive(Clone, Copy, Debug)]
-pub struct BuiltIn {
+pub struct BuiltInRule {
     /// Idle gap to wait for.
     pub idle_ns: u64,
 }
 
-impl Policy for BuiltIn {
+impl Policy for BuiltInRule {
     fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
-        Ok(fallback(launch, self.idle_ns).into())
+        Ok(built_in_rule(launch, self.idle_ns).into())
     }
 }

@@ -40,7 +40,7 @@ impl<P: Policy> Engine<P> {
         self.count_fault(fault, out);
         let mut waiting: Vec<ClientId> = Vec::new();
         for (&id, c) in self.clients.iter_mut().filter(|(_, c)| !c.waiting.is_empty()) {
-            c.by_rule = c.waiting.len();
+            c.left_to_rule = c.waiting.len();
             waiting.push(id);
         }
         for id in waiting {

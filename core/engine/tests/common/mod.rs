@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
 use tally_engine::profile::KernelKey;
-use tally_engine::{Action, BuiltIn, Engine, EngineConfig, Measured, Submission};
+use tally_engine::{Action, BuiltInRule, Engine, EngineConfig, Measured, Submission};
 
 /// Answers from a list, then `Run(0)`; remembers what it was told.
 #[derive(Default)]
@@ -91,7 +91,7 @@ pub const LOW: ClientId = 2;
 pub const IDLE_GAP: u64 = 100_000;
 
 pub fn built_in() -> Engine {
-    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltIn { idle_ns: IDLE_GAP }));
+    let mut e = Engine::new(EngineConfig::default(), Box::new(BuiltInRule { idle_ns: IDLE_GAP }));
     let mut out = Vec::new();
     e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
     assert_eq!(granted(&out, HIGH), Some(u64::MAX), "high priority is ungated");

@@ -5,9 +5,9 @@
 //! [`Home`]). Callers hold no lock: an instantiation may take milliseconds.
 
 use super::home::{Home, is_full, made, retire};
-use super::own::{self, Own, attribute};
 use super::partition;
 use super::reason::{NODES_MAX, Reason};
+use super::solo::{self, Solo, attribute};
 use crate::cuda::{
     CuResult, EVENT_DISABLE_TIMING, INSTANTIATE_DEVICE_LAUNCH, INSTANTIATE_UPLOAD,
     LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE,
@@ -168,7 +168,7 @@ fn kernels_of(node: Ptr, depth: usize, context: usize) -> Result<u32, Reason> {
     match kind {
         NODE_KERNEL => match attribute(node, LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE) {
             Some(value) if value[0] as u32 != 0 => Err(Reason::DeviceUpdatable),
-            _ => own::speaks_against(node, context).map_or(Ok(1), Err),
+            _ => solo::speaks_against(node, context).map_or(Ok(1), Err),
         },
         NODE_COPY | NODE_FILL | NODE_HOST | NODE_EMPTY => Ok(0),
         NODE_GRAPH => {
@@ -203,19 +203,19 @@ fn check_attributes(nodes: &[Ptr], copies: &[Ptr], kernels: &[u32]) -> Result<()
     Ok(())
 }
 
-/// Whether so many parts may be made, of which `own` are kernels by themselves.
-fn allowed(parts: usize, own: usize) -> Result<(), Reason> {
+/// Whether so many parts may be made, of which `solo` are kernels by themselves.
+fn allowed(parts: usize, solo: usize) -> Result<(), Reason> {
     match parts {
         0 | 1 => Err(Reason::OnePart),
         n if n > PARTS_MAX => Err(Reason::TooManyParts(n)),
-        n if is_full(n - own) => Err(Reason::TooManyExecs),
+        n if is_full(n - solo) => Err(Reason::TooManyExecs),
         _ => Ok(()),
     }
 }
 
 /// A copy of a graph as it was instantiated.
 #[derive(Debug)]
-pub struct Kept {
+pub struct GraphCopy {
     /// The context that its driver objects live in.
     pub home: Arc<Home>,
     /// Kernel nodes, those in child graphs included.
@@ -223,12 +223,12 @@ pub struct Kept {
     pub nodes: usize,
     flags: u64,
     /// Nodes whose kernels could be launched by themselves.
-    own: Vec<own::Node>,
+    solo: Vec<solo::Node>,
     /// Destroyed unless its context was.
     graph: ManuallyDrop<Graph>,
 }
 
-impl Kept {
+impl GraphCopy {
     /// Copy the graph that `exec` was just made from.
     ///
     /// # Errors
@@ -255,10 +255,10 @@ impl Kept {
         let kernels = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
         let kernels = kernels.filter(|_| rewrites());
         let context = home.context();
-        let own = kernels.filter_map(|(node, _)| own::Node::of(*node, context)).collect();
+        let solo = kernels.filter_map(|(node, _)| solo::Node::of(*node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
-        Ok(Kept { home, kernel_nodes, nodes, flags, own, graph: ManuallyDrop::new(copy) })
+        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, graph: ManuallyDrop::new(copy) })
     }
 
     /// What can be said of a size of parts without looking at the graph.
@@ -271,11 +271,11 @@ impl Kept {
     }
 
     /// Nodes whose kernels are to be launched by themselves, of those that can be divided now.
-    pub fn own(&self, ready: &Ready) -> Vec<usize> {
-        own::wanted(&self.own, ready)
+    pub fn solo(&self, ready: &Ready) -> Vec<usize> {
+        solo::wanted(&self.solo, ready)
     }
 
-    /// Make the parts; the kernels of the nodes `own` by themselves.
+    /// Make the parts; the kernels of the nodes `solo` by themselves.
     ///
     /// # Errors
     /// Why it is launched whole.
@@ -283,40 +283,40 @@ impl Kept {
         &self,
         kernels_per_part: u32,
         ready: &Ready,
-        own: &[usize],
+        solo: &[usize],
     ) -> Result<Parts, Reason> {
-        let split = || self.split(kernels_per_part, ready, own);
+        let split = || self.split(kernels_per_part, ready, solo);
         self.home.within(split).unwrap_or(Err(Reason::NoContext))
     }
 
-    fn split(&self, kernels_per_part: u32, ready: &Ready, own: &[usize]) -> Result<Parts, Reason> {
+    fn split(&self, kernels_per_part: u32, ready: &Ready, solo: &[usize]) -> Result<Parts, Reason> {
         let Survey { nodes, kernels, edges } = Survey::of(self.graph.0, self.home.context())?;
-        let own = self.own.iter().filter(|node| own.contains(&node.handle));
-        let own = own.filter_map(|node| Some((node.handle, Own::of(node, ready)?)));
-        let mut own: HashMap<usize, Own> = own.collect();
-        let alone = |node: usize| own.contains_key(&(nodes[node] as usize));
+        let solo = self.solo.iter().filter(|node| solo.contains(&node.handle));
+        let solo = solo.filter_map(|node| Some((node.handle, Solo::of(node, ready)?)));
+        let mut solo: HashMap<usize, Solo> = solo.collect();
+        let alone = |node: usize| solo.contains_key(&(nodes[node] as usize));
         let divided = partition::divide(&kernels, alone, &edges, kernels_per_part)
             .map_err(|partition::NotAnOrder| Reason::NoOrder)?;
         let order: Vec<Ptr> = divided.order.iter().map(|n| nodes[*n]).collect();
         // Beside others in a piece, a kernel cannot be launched by itself.
         let single = divided.pieces.iter().filter(|piece| piece.len() == 1);
         let single: HashSet<usize> = single.map(|piece| order[piece.start] as usize).collect();
-        own.retain(|node, _| single.contains(node));
-        allowed(divided.pieces.len(), own.len())?;
+        solo.retain(|node, _| single.contains(node));
+        allowed(divided.pieces.len(), solo.len())?;
         let kernels: Vec<u32> = divided.order.iter().map(|n| kernels[*n]).collect();
         let work = Graph::copy(self.graph.0)?;
         let mine = work.find(&order)?;
         let mut parts = Parts { home: self.home.clone(), steps: Vec::new() };
         let mut source =
-            Source { order: &order, kernels: &kernels, flags: self.flags, own: &mut own };
+            Source { order: &order, kernels: &kernels, flags: self.flags, solo: &mut solo };
         source.halve(work, &mine, &divided.pieces, &mut parts)?;
         Ok(parts)
     }
 }
 
-impl Drop for Kept {
+impl Drop for GraphCopy {
     fn drop(&mut self) {
-        let Kept { home, graph, .. } = self;
+        let GraphCopy { home, graph, .. } = self;
         // SAFETY: at most once, and nothing looks at it again.
         home.within(|| unsafe { ManuallyDrop::drop(graph) });
     }
@@ -328,7 +328,7 @@ pub enum Step {
     /// A part: its exec (`CUgraphExec`).
     Graph(usize),
     /// A kernel by itself.
-    Kernel(Own),
+    Kernel(Solo),
 }
 
 impl Step {
@@ -347,7 +347,7 @@ struct Source<'a> {
     kernels: &'a [u32],
     flags: u64,
     /// By node, each of which is a piece.
-    own: &'a mut HashMap<usize, Own>,
+    solo: &'a mut HashMap<usize, Solo>,
 }
 
 impl Source<'_> {
@@ -387,8 +387,8 @@ impl Source<'_> {
         piece: Range<usize>,
         parts: &mut Parts,
     ) -> Result<(), Reason> {
-        if let Some(own) = self.own.remove(&(self.order[piece.start] as usize)) {
-            parts.steps.push(Step::Kernel(own));
+        if let Some(solo) = self.solo.remove(&(self.order[piece.start] as usize)) {
+            parts.steps.push(Step::Kernel(solo));
             return Ok(());
         }
         check_attributes(&self.order[piece.clone()], nodes, &self.kernels[piece])?;

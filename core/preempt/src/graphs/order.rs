@@ -72,7 +72,7 @@ impl Last {
 
 /// A stream was destroyed.
 pub fn stream_destroyed() {
-    if super::is_any_kept() {
+    if super::has_copies() {
         DESTROYED.fetch_add(1, SeqCst);
     }
 }
@@ -91,7 +91,7 @@ pub struct Launching {
 pub fn begin(exec: Ptr, stream: usize, in_parts: bool) -> Launching {
     let exec = exec as usize;
     let mut launching = Launching { exec, stream, may_be_in_parts: false, held: None };
-    if !super::is_any_kept() {
+    if !super::has_copies() {
         return launching;
     }
     let lock = TABLE.with(|table| Some(table.records.get(&exec)?.launching.clone()));

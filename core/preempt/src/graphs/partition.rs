@@ -1,13 +1,13 @@
 //! Where a graph is divided: from nodes and edges to contiguous pieces of a topological order.
 //!
 //! Pure: no driver, no handles, the same answer every time for the same input. The rules:
-//! - a graph is divided only where every node before is ordered before every node behind, so that pieces launched
-//!   one after the other add no order: nodes of parallel branches, which may wait for one another, stay in one piece;
-//! - a node that is to stand alone is a piece of its own, where that is so on both of its sides;
-//! - another piece has at most the wanted number of kernels, unless it cannot be divided before;
-//! - nodes without kernels stay with the kernels before them, so every piece has a kernel, if the
-//!   graph has one, but for what is before, behind and between nodes that stand alone;
-//! - as few pieces as the number wanted allows, of about the same size.
+//! - A graph may be divided at a point only if every node before it is ordered before every node behind it. So pieces
+//!   launched one after the other add no order, and parallel branches, which may wait for each other, stay together.
+//! - A node that is to stand alone becomes a piece if the graph may be divided on both sides of it.
+//! - Any other piece has at most the wanted number of kernels, unless it cannot be divided earlier.
+//! - A node without kernels stays with the kernels before it. So every piece has a kernel, except next to nodes that
+//!   stand alone.
+//! - There are as few pieces as the wanted number allows, of about the same size.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

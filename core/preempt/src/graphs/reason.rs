@@ -9,11 +9,11 @@ pub const NODES_MAX: usize = 16 * 1024;
 /// Why a graph is launched whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
-    /// Its instantiation was not seen, or it was not this client's turn to keep copies.
-    NotKept,
+    /// Its instantiation was not seen, or happened while the client kept no copies.
+    NoCopy,
     /// The copies have reached [`GRAPH_NODES_KEPT_MAX`](tally_contract::limits::GRAPH_NODES_KEPT_MAX) nodes.
-    TooManyKept,
-    /// More nodes, or edges, than are looked at.
+    TooManyCopies,
+    /// It has more nodes or edges than the shim examines.
     TooManyNodes(usize),
     /// Fewer than two nodes with kernels: nothing to divide between.
     OneKernel,
@@ -76,8 +76,8 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Reason::NotKept => "its instantiation was not seen",
-            Reason::TooManyKept => "too many graphs are kept already",
+            Reason::NoCopy => "its instantiation was not seen",
+            Reason::TooManyCopies => "too many graphs are kept already",
             Reason::TooManyNodes(n) => return write!(f, "it has {n} nodes or edges, too many"),
             Reason::OneKernel => "it has fewer than two nodes with kernels",
             Reason::Memory => "it allocates or frees memory",

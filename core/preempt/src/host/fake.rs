@@ -6,7 +6,7 @@ use std::fmt::Arguments;
 use std::sync::Arc;
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// Images that are loaded.
 static IMAGES: Locked<Vec<u128>> = Locked::new(Vec::new());
@@ -55,12 +55,12 @@ impl Host for Fake {
         true
     }
     fn exit_before_others(&self) {}
-    fn library(&self, image: u128) -> Result<Option<String>, Refusal> {
+    fn library(&self, image: u128) -> Result<Option<String>, TransformRefusal> {
         let is_loaded = IMAGES.with(|all| all.contains(&image));
-        if is_loaded { Ok(None) } else { Err(Refusal::ImageGone) }
+        if is_loaded { Ok(None) } else { Err(TransformRefusal::ImageGone) }
     }
-    fn image_bytes(&self, _: u128) -> Result<Arc<Vec<u8>>, Refusal> {
-        Err(Refusal::ImageGone)
+    fn image_bytes(&self, _: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
+        Err(TransformRefusal::ImageGone)
     }
     fn image_of(&self, _: usize) -> u128 {
         0

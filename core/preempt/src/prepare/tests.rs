@@ -13,7 +13,7 @@ fn transformed(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Transformed {
         context: 1,
         function: 2,
         is_ptx: true,
-        sub_grid: Default::default(),
+        by_offset: Default::default(),
         device: 0,
         parameters: Vec::new(),
         control_offset: 0,
@@ -53,7 +53,7 @@ fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
         (false, [9, 1, 2], false),
     ] {
         let transformed = Transformed { is_ptx, ..transformed(None, [0; 3]) };
-        transformed.sub_grid.settle(Some(7));
+        transformed.by_offset.settle(Some(7));
         let found = by_offset(&transformed, 0, &launch(grid, &[]));
         assert_eq!(found, serves.then_some(7), "{is_ptx} {grid:?}");
     }

@@ -2,7 +2,7 @@
 //! its own check. Shared by the fuzz targets and `tests/fuzz_binary.rs`.
 
 use tally_rewriter::fatbin::Fatbin;
-use tally_rewriter::{KernelForm, Refusal, cubin};
+use tally_rewriter::{KernelForm, TransformRefusal, cubin};
 
 /// What is unpacked of an entry at most, so that an execution stays short.
 const UNPACKED_BYTES_MAX: u64 = 16 << 20;
@@ -29,7 +29,7 @@ pub fn fatbin(data: &[u8]) {
 
 /// A cubin: read, patched, compared, and not given a second prelude.
 pub fn cubin(data: &[u8]) {
-    for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+    for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
         let Ok(rewritten) = cubin::rewrite(data, form, None) else { continue };
         // Alignments between sections count too.
         let aligned: usize = cubin::Cubin::parse(data).map_or(0, |c| c.sections.len() << 16);
@@ -40,10 +40,10 @@ pub fn cubin(data: &[u8]) {
         for kernel in &rewritten.kernels {
             assert!(kernel.cluster.is_none_or(|dims| dims.iter().all(|d| d.is_power_of_two())));
         }
-        if form == KernelForm::Prelude {
+        if form == KernelForm::ByClaims {
             let again = cubin::rewrite(&rewritten.image, form, None).expect("it can be read");
             for kernel in &rewritten.kernels {
-                assert_eq!(again.kernel(&kernel.name), Err(Refusal::FirstInstruction));
+                assert_eq!(again.kernel(&kernel.name), Err(TransformRefusal::FirstInstruction));
             }
         }
     }

@@ -12,7 +12,7 @@ const ADDED_BYTES_MAX: usize = 8192;
 pub fn ptx(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let module = tally_softcuda_vm::Module::parse(source).ok();
-    for form in [KernelForm::Prelude, KernelForm::SubGrid] {
+    for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
         let Ok(plan) = ptx::plan(source, form, None) else { continue };
         let edits = plan.edits.clone();
         let transformed = plan.apply(source);

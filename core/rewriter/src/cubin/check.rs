@@ -66,11 +66,11 @@ pub fn check(original: &[u8], patched: &[u8]) -> Result<(), CheckError> {
             symbols(&a.data, &b.data, &grown, &old)
         } else {
             let name = a.name.strip_prefix(".text.").unwrap_or_default();
-            let sub_grid = || {
+            let by_offset = || {
                 let called = offset::called(&old, template?, references.as_ref()?, index).ok()?;
                 Some((control_in_bank(&new, name)?, called))
             };
-            section(&old, a, b, &grown, sub_grid)
+            section(&old, a, b, &grown, by_offset)
         };
         if let Some(what) = what {
             return Err(CheckError::Section { section: a.name.to_owned(), what });
@@ -84,7 +84,7 @@ fn section(
     a: &Section<'_>,
     b: &Section<'_>,
     grown: &HashMap<&str, usize>,
-    sub_grid: impl FnOnce() -> Option<(u32, u64)>,
+    by_offset: impl FnOnce() -> Option<(u32, u64)>,
 ) -> Option<&'static str> {
     let patched = |prefix| a.name.strip_prefix(prefix).is_some_and(|n| grown.contains_key(n));
     // The high byte of a code section's `sh_info` is its number of registers.
@@ -97,7 +97,7 @@ fn section(
         }
     }
     if patched(".text.") {
-        code(old.arch, &a.data, &b.data, sub_grid)
+        code(old.arch, &a.data, &b.data, by_offset)
     } else if patched(".nv.info.") {
         attributes(&a.data, &b.data)
     } else if a.name == ".nv.info" {
@@ -124,22 +124,22 @@ fn control_in_bank(cubin: &Cubin<'_>, kernel: &str) -> Option<u32> {
     (u32::from(u16_at(bank, 4)) + u32::from(u16_at(bank, 6))).checked_sub(CONTROL_BYTES)
 }
 
-/// `sub_grid`: where bank 0 has the kernel's control block, and the uniform registers of what it calls; `None` if
+/// `by_offset`: where bank 0 has the kernel's control block, and the uniform registers of what it calls; `None` if
 /// it has no such form.
 fn code(
     arch: u32,
     a: &[u8],
     b: &[u8],
-    sub_grid: impl FnOnce() -> Option<(u32, u64)>,
+    by_offset: impl FnOnce() -> Option<(u32, u64)>,
 ) -> Option<&'static str> {
     if a.len() < INSTRUCTION_BYTES || b.len() < a.len() {
         return Some("shorter code");
     }
     if a[..INSTRUCTION_BYTES] == b[..INSTRUCTION_BYTES] {
-        let is_sub_grid = Template::of(arch)
-            .zip(sub_grid())
-            .is_some_and(|(template, kernel)| offset::is_sub_grid(template, a, b, kernel));
-        return (!is_sub_grid).then_some("original code");
+        let is_by_offset = Template::of(arch)
+            .zip(by_offset())
+            .is_some_and(|(template, kernel)| offset::is_by_offset(template, a, b, kernel));
+        return (!is_by_offset).then_some("original code");
     }
     if a[INSTRUCTION_BYTES..] != b[INSTRUCTION_BYTES..a.len()] {
         return Some("original code");

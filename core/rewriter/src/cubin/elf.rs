@@ -1,13 +1,13 @@
 //! Cubins as ELF files: read with every bound checked, changed, written again.
 //!
 //! Only what `ptxas` and `nvlink` make is read: 64-bit little-endian executables for
-//! `EM_CUDA`, sections that do not overlap. All else is [`Refusal::Malformed`]. What
+//! `EM_CUDA`, sections that do not overlap. All else is [`TransformRefusal::Malformed`]. What
 //! reading allocates is bounded by a small multiple of the file's size.
 //!
 //! Not by `object`: a cubin must come out with every byte that is not changed where it was, and `object` writes
 //! files of its own layout; it would also be wasmtime's, whose features must not change.
 
-use crate::Refusal;
+use crate::TransformRefusal;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -152,33 +152,34 @@ impl<'a> Cubin<'a> {
     /// Reads the cubin at the start of `image`; what follows its last part is ignored.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`], or [`Refusal::Relocatable`] for an object that is still to be linked.
-    pub fn parse(image: &'a [u8]) -> Result<Self, Refusal> {
+    /// [`TransformRefusal::Malformed`], or [`TransformRefusal::Relocatable`] for an object that is still to be linked.
+    pub fn parse(image: &'a [u8]) -> Result<Self, TransformRefusal> {
         let header = part(image, 0, HEADER_BYTES)?;
         // 64 bits, little-endian.
         if !header.starts_with(b"\x7fELF\x02\x01") || u16_at(header, 18) != MACHINE_CUDA {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         if u16_at(header, 16) != TYPE_EXECUTABLE {
-            return Err(Refusal::Relocatable);
+            return Err(TransformRefusal::Relocatable);
         }
         let flags = u32_at(header, 48);
         let arch = if header[7] == ABI_NEW { flags >> 8 & 0xff } else { flags & 0xff };
         let (count, size) = (usize::from(u16_at(header, 60)), usize::from(u16_at(header, 58)));
         if size != SECTION_HEADER_BYTES || count == 0 {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         let table = part(image, u64_at(header, 40), count * size)?;
         let headers: Vec<_> = table.chunks_exact(size).collect();
         let mut budget = image.len().saturating_mul(NAMES_MAX);
-        let names = headers.get(usize::from(u16_at(header, 62))).ok_or(Refusal::Malformed)?;
+        let names =
+            headers.get(usize::from(u16_at(header, 62))).ok_or(TransformRefusal::Malformed)?;
         if u32_at(names, 4) != STRINGS {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         let names = part(image, u64_at(names, 24), to_size(u64_at(names, 32))?)?;
         // The first section's header would hold what does not fit the file's.
         if headers[0].iter().any(|b| *b != 0) {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         let mut sections = Vec::with_capacity(count);
         for (index, raw) in headers.iter().enumerate() {
@@ -188,12 +189,12 @@ impl<'a> Cubin<'a> {
         let mut by_name = HashMap::new();
         for (index, section) in sections.iter().enumerate().skip(1) {
             if by_name.insert(section.name, index).is_some() && section.name.starts_with('.') {
-                return Err(Refusal::Malformed);
+                return Err(TransformRefusal::Malformed);
             }
         }
         let mut tables = (1..count).filter(|i| sections[*i].kind == SYMBOL_TABLE);
         let (Some(symbol_table), None) = (tables.next(), tables.next()) else {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         };
         let symbols = symbols(image, &sections, headers[symbol_table], &mut budget)?;
         let segments = segments(image, header)?;
@@ -214,8 +215,8 @@ impl<'a> Cubin<'a> {
     /// Relocations, by the section that they apply to.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`]: a table of odd size, or a symbol that is not there.
-    pub fn relocations(&self) -> Result<HashMap<usize, Vec<Relocation>>, Refusal> {
+    /// [`TransformRefusal::Malformed`]: a table of odd size, or a symbol that is not there.
+    pub fn relocations(&self) -> Result<HashMap<usize, Vec<Relocation>>, TransformRefusal> {
         let mut found: HashMap<usize, Vec<Relocation>> = HashMap::new();
         for section in &self.sections {
             let bytes = match section.kind {
@@ -224,9 +225,9 @@ impl<'a> Cubin<'a> {
                 _ => continue,
             };
             let target = section.info as usize;
-            let applies = self.sections.get(target).ok_or(Refusal::Malformed)?;
+            let applies = self.sections.get(target).ok_or(TransformRefusal::Malformed)?;
             if section.data.len() % bytes != 0 {
-                return Err(Refusal::Malformed);
+                return Err(TransformRefusal::Malformed);
             }
             if !applies.allocated() {
                 continue;
@@ -234,7 +235,7 @@ impl<'a> Cubin<'a> {
             for raw in section.data.chunks_exact(bytes) {
                 let symbol = (u64_at(raw, 8) >> 32) as u32;
                 if symbol as usize >= self.symbols.len() {
-                    return Err(Refusal::Malformed);
+                    return Err(TransformRefusal::Malformed);
                 }
                 let addend = (bytes == 24).then(|| u64_at(raw, 16) as i64);
                 let relocation = Relocation { offset: u64_at(raw, 0), symbol, addend };
@@ -345,17 +346,17 @@ fn section<'a>(
     index: usize,
     names: &'a [u8],
     budget: &mut usize,
-) -> Result<Section<'a>, Refusal> {
+) -> Result<Section<'a>, TransformRefusal> {
     let (kind, flags) = (u32_at(raw, 4), u64_at(raw, 8));
     let (offset, size, align) = (u64_at(raw, 24), u64_at(raw, 32), u64_at(raw, 48));
     let in_file = kind != NO_BITS && index != 0;
     let data = if in_file { part(image, offset, to_size(size)?)? } else { &[] };
     if align > GAP_BYTES_MAX || (align > 1 && !align.is_power_of_two()) {
-        return Err(Refusal::Malformed);
+        return Err(TransformRefusal::Malformed);
     }
     // Else the sum of an offset and a size could overflow later.
     if offset > u64::from(u32::MAX) || size > u64::from(u32::MAX) << 16 {
-        return Err(Refusal::Malformed);
+        return Err(TransformRefusal::Malformed);
     }
     Ok(Section {
         name: if index == 0 { "" } else { name(names, u32_at(raw, 0), budget)? },
@@ -374,13 +375,13 @@ fn section<'a>(
 }
 
 /// That no byte is in two sections: a file of small size could else stand for a huge one.
-fn not_overlapping(sections: &[Section<'_>]) -> Result<(), Refusal> {
+fn not_overlapping(sections: &[Section<'_>]) -> Result<(), TransformRefusal> {
     let mut order: Vec<_> = sections.iter().skip(1).filter(|s| s.in_file() && s.size > 0).collect();
     order.sort_by_key(|s| s.offset);
     let mut end = HEADER_BYTES as u64;
     for section in order {
         if section.offset < end {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         end = section.offset + section.size;
     }
@@ -392,18 +393,18 @@ fn symbols<'a>(
     sections: &[Section<'a>],
     header: &[u8],
     budget: &mut usize,
-) -> Result<Vec<Symbol<'a>>, Refusal> {
+) -> Result<Vec<Symbol<'a>>, TransformRefusal> {
     let table = part(image, u64_at(header, 24), to_size(u64_at(header, 32))?)?;
-    let link = sections.get(u32_at(header, 40) as usize).ok_or(Refusal::Malformed)?;
+    let link = sections.get(u32_at(header, 40) as usize).ok_or(TransformRefusal::Malformed)?;
     let names = part(image, link.offset, to_size(link.size)?)?;
     if table.len() % SYMBOL_BYTES != 0 || link.kind != STRINGS {
-        return Err(Refusal::Malformed);
+        return Err(TransformRefusal::Malformed);
     }
     let read = |raw: &[u8]| {
         let section = u16_at(raw, 6);
         // Not those with special meanings (absolute, common).
         if section < 0xff00 && usize::from(section) >= sections.len() {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         Ok(Symbol {
             name: name(names, u32_at(raw, 0), budget)?,
@@ -417,13 +418,13 @@ fn symbols<'a>(
     table.chunks_exact(SYMBOL_BYTES).map(read).collect()
 }
 
-fn segments(image: &[u8], header: &[u8]) -> Result<Vec<Segment>, Refusal> {
+fn segments(image: &[u8], header: &[u8]) -> Result<Vec<Segment>, TransformRefusal> {
     let (size, count) = (usize::from(u16_at(header, 54)), usize::from(u16_at(header, 56)));
     if count == 0 {
         return Ok(Vec::new());
     }
     if size != PROGRAM_HEADER_BYTES {
-        return Err(Refusal::Malformed);
+        return Err(TransformRefusal::Malformed);
     }
     let table = part(image, u64_at(header, 32), count * size)?;
     let read = |raw: &[u8]| Segment {
@@ -439,28 +440,28 @@ fn segments(image: &[u8], header: &[u8]) -> Result<Vec<Segment>, Refusal> {
 }
 
 /// The name at an offset of a string table.
-fn name<'a>(names: &'a [u8], offset: u32, budget: &mut usize) -> Result<&'a str, Refusal> {
-    let rest = names.get(offset as usize..).ok_or(Refusal::Malformed)?;
+fn name<'a>(names: &'a [u8], offset: u32, budget: &mut usize) -> Result<&'a str, TransformRefusal> {
+    let rest = names.get(offset as usize..).ok_or(TransformRefusal::Malformed)?;
     if rest.is_empty() {
         return Ok("");
     }
-    let length = rest.iter().position(|b| *b == 0).ok_or(Refusal::Malformed)?;
-    *budget = budget.checked_sub(length).ok_or(Refusal::Malformed)?;
-    std::str::from_utf8(&rest[..length]).map_err(|_| Refusal::Malformed)
+    let length = rest.iter().position(|b| *b == 0).ok_or(TransformRefusal::Malformed)?;
+    *budget = budget.checked_sub(length).ok_or(TransformRefusal::Malformed)?;
+    std::str::from_utf8(&rest[..length]).map_err(|_| TransformRefusal::Malformed)
 }
 
 fn pad(out: &mut Vec<u8>, align: usize) {
     out.resize(out.len().next_multiple_of(align), 0);
 }
 
-fn part(image: &[u8], offset: u64, bytes: usize) -> Result<&[u8], Refusal> {
+fn part(image: &[u8], offset: u64, bytes: usize) -> Result<&[u8], TransformRefusal> {
     let start = to_size(offset)?;
-    let end = start.checked_add(bytes).ok_or(Refusal::Malformed)?;
-    image.get(start..end).ok_or(Refusal::Malformed)
+    let end = start.checked_add(bytes).ok_or(TransformRefusal::Malformed)?;
+    image.get(start..end).ok_or(TransformRefusal::Malformed)
 }
 
-fn to_size(value: u64) -> Result<usize, Refusal> {
-    usize::try_from(value).map_err(|_| Refusal::Malformed)
+fn to_size(value: u64) -> Result<usize, TransformRefusal> {
+    usize::try_from(value).map_err(|_| TransformRefusal::Malformed)
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

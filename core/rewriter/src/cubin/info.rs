@@ -1,7 +1,7 @@
 //! `.nv.info`: attributes of kernels, each a format, a number and a value.
 
 use super::elf::u16_at;
-use crate::Refusal;
+use crate::TransformRefusal;
 
 /// Numbers of attributes (`EIATTR_…`) that the patch reads or changes.
 pub(super) mod attribute {
@@ -97,10 +97,10 @@ impl Attribute {
     }
 
     /// Its bytes, if it has `expected` of them.
-    pub fn exactly(&self, expected: usize) -> Result<&[u8], Refusal> {
+    pub fn exactly(&self, expected: usize) -> Result<&[u8], TransformRefusal> {
         match &self.value {
             Value::Bytes(bytes) if bytes.len() == expected => Ok(bytes),
-            _ => Err(Refusal::Metadata),
+            _ => Err(TransformRefusal::Metadata),
         }
     }
 }
@@ -108,22 +108,22 @@ impl Attribute {
 /// A section of attributes, in order.
 ///
 /// # Errors
-/// [`Refusal::Malformed`].
-pub(super) fn read(mut data: &[u8]) -> Result<Vec<Attribute>, Refusal> {
+/// [`TransformRefusal::Malformed`].
+pub(super) fn read(mut data: &[u8]) -> Result<Vec<Attribute>, TransformRefusal> {
     let mut found = Vec::new();
     while !data.is_empty() {
-        let (head, rest) = data.split_at_checked(4).ok_or(Refusal::Malformed)?;
+        let (head, rest) = data.split_at_checked(4).ok_or(TransformRefusal::Malformed)?;
         let (format, number, value) = (head[0], head[1], u16_at(head, 2));
         data = rest;
         let value = match format {
             1..=3 => Value::Short { format, value },
             4 => {
                 let (bytes, rest) =
-                    data.split_at_checked(value.into()).ok_or(Refusal::Malformed)?;
+                    data.split_at_checked(value.into()).ok_or(TransformRefusal::Malformed)?;
                 data = rest;
                 Value::Bytes(bytes.to_vec())
             }
-            _ => return Err(Refusal::Malformed),
+            _ => return Err(TransformRefusal::Malformed),
         };
         found.push(Attribute { number, value });
     }
@@ -159,9 +159,9 @@ mod tests {
 
     #[test]
     fn no_attribute_ends_early() {
-        assert_eq!(read(&[4, 0x37, 4, 0, 0x82]), Err(Refusal::Malformed));
-        assert_eq!(read(&[4, 0x37, 4]), Err(Refusal::Malformed));
-        assert_eq!(read(&[9, 0x37, 4, 0]), Err(Refusal::Malformed));
+        assert_eq!(read(&[4, 0x37, 4, 0, 0x82]), Err(TransformRefusal::Malformed));
+        assert_eq!(read(&[4, 0x37, 4]), Err(TransformRefusal::Malformed));
+        assert_eq!(read(&[9, 0x37, 4, 0]), Err(TransformRefusal::Malformed));
     }
 
     #[test]

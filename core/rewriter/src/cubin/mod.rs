@@ -3,7 +3,7 @@
 //!
 //! The first instruction of a kernel becomes a branch to code appended behind it: the
 //! prelude, the displaced instruction, and a branch back (`patch`). Nothing else
-//! moves. In the sub-grid form the instructions that read the block's index and the grid's
+//! moves. In the form by offset the instructions that read the block's index and the grid's
 //! width are patched instead (`offset`). What is not exactly as the patch knows it is refused: by architecture and
 //! first instruction (`template`), by metadata (`info`), and by what the kernel refers
 //! to (`reach`). [`check`] compares the result with the original.
@@ -24,7 +24,7 @@ mod templates;
 pub use check::{CheckError, check};
 pub use elf::{Cubin, Relocation, Section, Symbol};
 
-use crate::{KernelForm, Refusal, Rewritten};
+use crate::{KernelForm, Rewritten, TransformRefusal};
 use info::{Attribute, Value, attribute};
 use patch::Patch;
 use reach::References;
@@ -32,7 +32,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use template::Template;
 
-/// Give kernels of a cubin a transformed form; see [`crate::image::rewrite`]. The sub-grid form is one for grids of
+/// Give kernels of a cubin a transformed form; see [`crate::image::rewrite`]. The form by offset is one for grids of
 /// one dimension ([`Rewritten::is_ptx`]).
 ///
 /// # Errors
@@ -41,9 +41,9 @@ pub fn rewrite(
     image: &[u8],
     form: KernelForm,
     only: Option<&[&str]>,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     let mut cubin = Cubin::parse(image)?;
-    let template = Template::of(cubin.arch).ok_or(Refusal::Architecture)?;
+    let template = Template::of(cubin.arch).ok_or(TransformRefusal::Architecture)?;
     check_sections(&cubin)?;
     let wanted: Option<HashSet<&str>> = only.map(|names| names.iter().copied().collect());
     let mut out =
@@ -57,11 +57,11 @@ pub fn rewrite(
                 continue;
             }
             if !found.insert(symbol.name) {
-                return Err(Refusal::Malformed);
+                return Err(TransformRefusal::Malformed);
             }
             let made = match form {
-                KernelForm::Prelude => patch::prelude(&cubin, template, &references, index),
-                KernelForm::SubGrid => offset::sub_grid(&cubin, template, &references, index),
+                KernelForm::ByClaims => patch::prelude(&cubin, template, &references, index),
+                KernelForm::ByOffset => offset::by_offset(&cubin, template, &references, index),
             };
             match made {
                 Ok(patch) => patches.push(patch),
@@ -70,18 +70,23 @@ pub fn rewrite(
         }
     }
     let missing = only.unwrap_or_default().iter().filter(|name| !found.contains(**name));
-    out.refused.extend(missing.map(|name| ((*name).to_owned(), Refusal::NoSuchKernel)));
+    out.refused.extend(missing.map(|name| ((*name).to_owned(), TransformRefusal::NoSuchKernel)));
     apply(&mut cubin, patches, &mut out)?;
     out.image = cubin.emit();
     Ok(out)
 }
 
 /// Puts patches in place, with the registers that they need.
-fn apply(cubin: &mut Cubin<'_>, patches: Vec<Patch>, out: &mut Rewritten) -> Result<(), Refusal> {
+fn apply(
+    cubin: &mut Cubin<'_>,
+    patches: Vec<Patch>,
+    out: &mut Rewritten,
+) -> Result<(), TransformRefusal> {
     let is_plain = |section: &Section<'_>| section.in_file() && !section.is_table();
     let globals = cubin.find(".nv.info").filter(|i| is_plain(&cubin.sections[*i]));
     let Some(globals) = globals else {
-        out.refused.extend(patches.into_iter().map(|p| (p.kernel.name, Refusal::Metadata)));
+        out.refused
+            .extend(patches.into_iter().map(|p| (p.kernel.name, TransformRefusal::Metadata)));
         return Ok(());
     };
     let mut attributes = info::read(&cubin.sections[globals].data)?;
@@ -90,13 +95,13 @@ fn apply(cubin: &mut Cubin<'_>, patches: Vec<Patch>, out: &mut Rewritten) -> Res
         if attribute.number == attribute::REGISTERS {
             let symbol = elf::u32_at(attribute.exactly(8)?, 0);
             if counts.insert(symbol as usize, at).is_some() {
-                return Err(Refusal::Metadata);
+                return Err(TransformRefusal::Metadata);
             }
         }
     }
     for patch in patches {
         let Some(at) = counts.get(&patch.symbol) else {
-            out.refused.push((patch.kernel.name, Refusal::Metadata));
+            out.refused.push((patch.kernel.name, TransformRefusal::Metadata));
             continue;
         };
         raise(&mut attributes[*at], patch.registers);
@@ -115,7 +120,7 @@ fn apply(cubin: &mut Cubin<'_>, patches: Vec<Patch>, out: &mut Rewritten) -> Res
         }
         out.kernels.push(patch.kernel);
     }
-    let data = info::write(&attributes).ok_or(Refusal::Malformed)?;
+    let data = info::write(&attributes).ok_or(TransformRefusal::Malformed)?;
     cubin.sections[globals].data = Cow::Owned(data);
     Ok(())
 }
@@ -130,7 +135,7 @@ fn raise(attribute: &mut Attribute, registers: u32) {
 
 /// Refuses sections that the patch does not know, those of the device's memory or of a second form of the code, and two
 /// of one name, of which the driver may take the other.
-fn check_sections(cubin: &Cubin<'_>) -> Result<(), Refusal> {
+fn check_sections(cubin: &Cubin<'_>) -> Result<(), TransformRefusal> {
     const KNOWN: [&str; 6] =
         [".text.", ".nv.constant", ".nv.shared", ".nv.local", ".nv.global", ".nv.uft"];
     let mut names = std::collections::HashSet::new();
@@ -138,13 +143,13 @@ fn check_sections(cubin: &Cubin<'_>) -> Result<(), Refusal> {
         let is_patched =
             [".text.", ".nv.info", ".nv.constant"].iter().any(|p| section.name.starts_with(p));
         if is_patched && !names.insert(section.name) {
-            return Err(Refusal::Malformed);
+            return Err(TransformRefusal::Malformed);
         }
         if section.name.contains("merc") && section.name.starts_with(".nv.") {
-            return Err(Refusal::Architecture);
+            return Err(TransformRefusal::Architecture);
         }
         if section.allocated() && !KNOWN.iter().any(|known| section.name.starts_with(known)) {
-            return Err(Refusal::Metadata);
+            return Err(TransformRefusal::Metadata);
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The sub-grid form of machine code: a launch of few blocks that computes a range of the
+//! The form by offset of machine code: a launch of few blocks that computes a range of the
 //! blocks of a larger grid, of one dimension.
 //!
 //! Wherever the code reads the block's index in x, the first block of the range is added; where
@@ -30,7 +30,7 @@ use super::patch::{self, Patch, TEXT_ALIGN};
 use super::reach::References;
 use super::sass::{self, Destination, INSTRUCTION_BYTES, Read, SpecialRead};
 use super::template::Template;
-use crate::Refusal;
+use crate::TransformRefusal;
 use crate::control::{DIMS_OFFSET, LO_OFFSET};
 
 /// The block's index in x.
@@ -66,16 +66,16 @@ enum Use {
     Blocks,
 }
 
-/// The kernel `symbol` in the sub-grid form, or why it has none.
-pub(super) fn sub_grid(
+/// The kernel `symbol` in the form by offset, or why it has none.
+pub(super) fn by_offset(
     cubin: &Cubin<'_>,
     template: &'static Template,
     references: &References<'_, '_>,
     symbol: usize,
-) -> Result<Patch, Refusal> {
+) -> Result<Patch, TransformRefusal> {
     let mut kernel = patch::open(cubin, template, references, symbol)?;
     if kernel.attributes.iter().any(|a| a.number == attribute::CLUSTER) {
-        return Err(Refusal::ClusterShape);
+        return Err(TransformRefusal::ClusterShape);
     }
     let reached = references.check_reach(kernel.text)?;
     kernel.look_through(reached.iter().map(|section| &*cubin.sections[*section].data));
@@ -83,15 +83,15 @@ pub(super) fn sub_grid(
     let mut found = Vec::new();
     for (index, instruction) in sass::instructions(kernel.code).enumerate() {
         if sass::is_indirect_call(instruction) {
-            return Err(Refusal::IndexInFunction);
+            return Err(TransformRefusal::IndexInFunction);
         }
         let Some(used) = uses(instruction, template)? else { continue };
         let at = index * INSTRUCTION_BYTES;
         if found.len() == USES_MAX {
-            return Err(Refusal::IndexRead);
+            return Err(TransformRefusal::IndexRead);
         }
         if references.is_relocated(kernel.text, at) {
-            return Err(Refusal::Metadata);
+            return Err(TransformRefusal::Metadata);
         }
         found.push((at, instruction, used));
     }
@@ -112,7 +112,7 @@ pub(super) fn sub_grid(
             Use::Index(to, scoreboard) => {
                 let (place, read) = (code.len(), (instruction, to, scoreboard));
                 let tail = tail(cubin.arch, (at, place), read, control + LO_OFFSET, spares)
-                    .ok_or(Refusal::NoSpareRegister)?;
+                    .ok_or(TransformRefusal::NoSpareRegister)?;
                 put(&mut code, at, sass::branch(cubin.arch, at, place));
                 code.extend(tail.iter().flat_map(|i| i.to_le_bytes()));
             }
@@ -134,13 +134,13 @@ pub(super) fn called(
     template: &Template,
     references: &References<'_, '_>,
     text: usize,
-) -> Result<u64, Refusal> {
+) -> Result<u64, TransformRefusal> {
     let mut found = 0;
     for section in references.check_reach(text)?.into_iter().filter(|section| *section != text) {
         let code = &cubin.sections[section].data;
         for instruction in sass::instructions(code) {
             if uses(instruction, template) != Ok(None) || sass::is_indirect_call(instruction) {
-                return Err(Refusal::IndexInFunction);
+                return Err(TransformRefusal::IndexInFunction);
             }
         }
         found |= in_use(code);
@@ -179,8 +179,8 @@ fn tail(
 /// What an instruction has to do with the grid.
 ///
 /// # Errors
-/// [`Refusal::IndexRead`]: maybe something, in a way that is not known.
-fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> {
+/// [`TransformRefusal::IndexRead`]: maybe something, in a way that is not known.
+fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, TransformRefusal> {
     if let Some(read) = sass::special_read(instruction) {
         return match read {
             SpecialRead { number: CTAID_X, to: Some(to), always: true, scoreboard: Some(s) } => {
@@ -191,7 +191,7 @@ fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> 
                 Ok(None)
             }
             SpecialRead { number, to: Some(_), .. } if is_known(number) => Ok(None),
-            _ => Err(Refusal::IndexRead),
+            _ => Err(TransformRefusal::IndexRead),
         };
     }
     if !sass::has_constant(instruction) {
@@ -199,7 +199,7 @@ fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> 
     }
     // A uniform register says where: nobody knows what that is.
     if sass::is_bindless(instruction) {
-        return Err(Refusal::IndexRead);
+        return Err(TransformRefusal::IndexRead);
     }
     let constant = sass::constant(instruction);
     if constant.bank != 0 {
@@ -209,7 +209,7 @@ fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> 
     let read = sass::read(instruction);
     if constant.indexed || from >= first {
         // Into the parameters, from there on.
-        return if from >= first { Ok(None) } else { Err(Refusal::IndexRead) };
+        return if from >= first { Ok(None) } else { Err(TransformRefusal::IndexRead) };
     }
     if from == BLOCKS_X && matches!(read, Read::Load(WORD_BYTES) | Read::Operand) {
         return Ok(Some(Use::Blocks));
@@ -228,7 +228,7 @@ fn uses(instruction: u128, template: &Template) -> Result<Option<Use>, Refusal> 
     if words.all(|word| word >= first || is_known(word)) {
         Ok(None)
     } else {
-        Err(Refusal::IndexRead)
+        Err(TransformRefusal::IndexRead)
     }
 }
 
@@ -238,7 +238,7 @@ fn is_known(number: u32) -> bool {
 
 /// Whether `new` is `old` in this form: see the module's documentation. `control`: the control block's
 /// place in bank 0; `called`: see [`called`].
-pub(super) fn is_sub_grid(
+pub(super) fn is_by_offset(
     template: &Template,
     old: &[u8],
     new: &[u8],
@@ -287,7 +287,7 @@ pub(super) fn is_sub_grid(
 mod tests {
     use super::*;
 
-    fn uses(instruction: u128) -> Result<Option<Use>, Refusal> {
+    fn uses(instruction: u128) -> Result<Option<Use>, TransformRefusal> {
         super::uses(instruction, Template::of(90).unwrap())
     }
 
@@ -310,7 +310,7 @@ mod tests {
             vector & !(0xff << 72) | 0x2d << 72,
         ];
         for instruction in odd {
-            assert_eq!(uses(instruction), Err(Refusal::IndexRead), "{instruction:x}");
+            assert_eq!(uses(instruction), Err(TransformRefusal::IndexRead), "{instruction:x}");
         }
     }
 
@@ -328,24 +328,28 @@ mod tests {
             assert_eq!(at(add, offset), Ok(None), "{offset}");
             assert_eq!(at(load, offset), Ok(None), "{offset}");
         }
-        assert_eq!(at(add, 8), Err(Refusal::IndexRead), "it may be eight bytes");
+        assert_eq!(at(add, 8), Err(TransformRefusal::IndexRead), "it may be eight bytes");
         assert_eq!(at(load, 8), Ok(None));
         let load_16 = load | 6 << 73;
-        assert_eq!(at(load_16, 0), Err(Refusal::IndexRead));
-        assert_eq!(at(load_16, 0x10), Err(Refusal::IndexRead), "its second half is not known");
+        assert_eq!(at(load_16, 0), Err(TransformRefusal::IndexRead));
+        assert_eq!(
+            at(load_16, 0x10),
+            Err(TransformRefusal::IndexRead),
+            "its second half is not known"
+        );
         assert_eq!(at(load_16, 0x210), Ok(None));
         let load_2 = load & !(7 << 73) | 2 << 73;
-        assert_eq!(at(load_2, 0xe), Err(Refusal::IndexRead));
+        assert_eq!(at(load_2, 0xe), Err(TransformRefusal::IndexRead));
         // What is not known: the number of clusters, which is that of blocks where there are none;
         // the descriptor of other architectures.
         for offset in [0x15c, 0x150, 0x118, 0x20] {
-            assert_eq!(at(load, offset), Err(Refusal::IndexRead), "{offset:#x}");
+            assert_eq!(at(load, offset), Err(TransformRefusal::IndexRead), "{offset:#x}");
         }
-        assert_eq!(uses(load | 1 << 91), Err(Refusal::IndexRead), "by a uniform register");
+        assert_eq!(uses(load | 1 << 91), Err(TransformRefusal::IndexRead), "by a uniform register");
         // By a register: from the parameters on.
         let indexed = load & !(0xff << 24) | 4 << 24;
         assert_eq!(at(indexed, 0x210), Ok(None));
-        assert_eq!(at(indexed, 0x20), Err(Refusal::IndexRead));
+        assert_eq!(at(indexed, 0x20), Err(TransformRefusal::IndexRead));
     }
 
     #[test]
@@ -364,7 +368,7 @@ mod tests {
         let bytes = |code: &[u128]| code.iter().flat_map(|i| i.to_le_bytes()).collect::<Vec<_>>();
         let (old, new) = (bytes(&old), bytes(&new.collect::<Vec<_>>()));
         let is_right =
-            |called| is_sub_grid(Template::of(arch).unwrap(), &old, &new, (control, called));
+            |called| is_by_offset(Template::of(arch).unwrap(), &old, &new, (control, called));
         assert!(is_right(0) && is_right(!(1 << 40)));
         assert!(!is_right(1 << 40), "a function that is called has something there");
     }

@@ -20,7 +20,7 @@ use super::reach::References;
 use super::sass::{self, INSTRUCTION_BYTES};
 use super::template::{CONTROL_OFFSET_MAX, Template};
 use crate::control::CONTROL_BYTES;
-use crate::{Refusal, TransformedKernel};
+use crate::{TransformRefusal, TransformedKernel};
 
 /// Code sections end at a multiple of this.
 pub(super) const TEXT_ALIGN: usize = 128;
@@ -73,17 +73,21 @@ pub(super) fn open<'c>(
     template: &'static Template,
     references: &References<'_, '_>,
     symbol: usize,
-) -> Result<Kernel<'c>, Refusal> {
+) -> Result<Kernel<'c>, TransformRefusal> {
     let entry = &cubin.symbols[symbol];
     let name = entry.name;
     let find = |prefix: &str| {
-        let index = cubin.find(&format!("{prefix}{name}")).ok_or(Refusal::Metadata)?;
+        let index = cubin.find(&format!("{prefix}{name}")).ok_or(TransformRefusal::Metadata)?;
         let section = &cubin.sections[index];
-        if section.in_file() && !section.is_table() { Ok(index) } else { Err(Refusal::Metadata) }
+        if section.in_file() && !section.is_table() {
+            Ok(index)
+        } else {
+            Err(TransformRefusal::Metadata)
+        }
     };
     let (text, info_at, bank) = (find(".text.")?, find(".nv.info.")?, find(".nv.constant0.")?);
     if usize::from(entry.section) != text || entry.value != 0 {
-        return Err(Refusal::Metadata);
+        return Err(TransformRefusal::Metadata);
     }
     let code = &cubin.sections[text].data;
     check_code(cubin.arch, template, code)?;
@@ -95,7 +99,7 @@ pub(super) fn open<'c>(
     let parameters = parameters(&attributes, template)?;
     let control_offset = parameters.bytes.next_multiple_of(8);
     if control_offset > CONTROL_OFFSET_MAX {
-        return Err(Refusal::ParameterSpace);
+        return Err(TransformRefusal::ParameterSpace);
     }
     let bytes = control_offset + CONTROL_BYTES;
     let constants = constants(cubin, bank, template, &parameters, bytes)?;
@@ -130,7 +134,7 @@ impl Kernel<'_> {
     }
 
     /// The patch with this code.
-    pub fn close(self, code: Vec<u8>, registers: u32) -> Result<Patch, Refusal> {
+    pub fn close(self, code: Vec<u8>, registers: u32) -> Result<Patch, TransformRefusal> {
         let kernel = TransformedKernel {
             name: self.name.to_owned(),
             parameter_count: self.parameter_count,
@@ -139,7 +143,7 @@ impl Kernel<'_> {
             may_wait: self.may_wait,
             reads_sm: self.reads_sm,
         };
-        let info = info::write(&self.attributes).ok_or(Refusal::Metadata)?;
+        let info = info::write(&self.attributes).ok_or(TransformRefusal::Metadata)?;
         Ok(Patch {
             kernel,
             symbol: self.symbol,
@@ -157,7 +161,7 @@ pub(super) fn prelude(
     template: &'static Template,
     references: &References<'_, '_>,
     symbol: usize,
-) -> Result<Patch, Refusal> {
+) -> Result<Patch, TransformRefusal> {
     let mut kernel = open(cubin, template, references, symbol)?;
     let reached = references.check_reach(kernel.text)?;
     kernel.look_through(reached.iter().map(|section| &*cubin.sections[*section].data));
@@ -172,32 +176,34 @@ pub(super) fn prelude(
 }
 
 /// Whether the first instruction is one that can be displaced, and nothing jumps to it or out.
-fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<(), Refusal> {
+fn check_code(arch: u32, template: &Template, code: &[u8]) -> Result<(), TransformRefusal> {
     if !code.len().is_multiple_of(TEXT_ALIGN) || code.len() > TEXT_BYTES_MAX {
-        return Err(Refusal::Metadata);
+        return Err(TransformRefusal::Metadata);
     }
-    let first = sass::instructions(code).next().ok_or(Refusal::FirstInstruction)?;
+    let first = sass::instructions(code).next().ok_or(TransformRefusal::FirstInstruction)?;
     if !template.displaces(first) {
-        return Err(Refusal::FirstInstruction);
+        return Err(TransformRefusal::FirstInstruction);
     }
     for (index, instruction) in sass::instructions(code).enumerate() {
         match sass::jump_target(arch, instruction, index * INSTRUCTION_BYTES) {
             Some(to) if (0..INSTRUCTION_BYTES as i64).contains(&to) => {
-                return Err(Refusal::EntryReferenced);
+                return Err(TransformRefusal::EntryReferenced);
             }
             // Out of its section, which is about to grow.
-            Some(to) if !(0..code.len() as i64).contains(&to) => return Err(Refusal::Metadata),
+            Some(to) if !(0..code.len() as i64).contains(&to) => {
+                return Err(TransformRefusal::Metadata);
+            }
             _ => {}
         }
     }
     Ok(())
 }
 
-fn check_attributes(attributes: &[Attribute]) -> Result<(), Refusal> {
+fn check_attributes(attributes: &[Attribute]) -> Result<(), TransformRefusal> {
     for attribute in attributes {
         match attribute.number {
             attribute::NEEDS_LAUNCH_WRAPPER | attribute::NEEDS_LAUNCH_PATCH => {
-                return Err(Refusal::DeviceLaunch);
+                return Err(TransformRefusal::DeviceLaunch);
             }
             attribute::PARAMETER
             | attribute::PARAMETER_BYTES
@@ -206,14 +212,14 @@ fn check_attributes(attributes: &[Attribute]) -> Result<(), Refusal> {
             | attribute::VOTE_OFFSETS
             | attribute::VOTE_MASKS => {}
             _ if attribute.unaffected() => {}
-            _ => return Err(Refusal::Metadata),
+            _ => return Err(TransformRefusal::Metadata),
         }
     }
     Ok(())
 }
 
 /// The cluster dimensions fixed at compile time.
-fn cluster(attributes: &[Attribute]) -> Result<Option<[u32; 3]>, Refusal> {
+fn cluster(attributes: &[Attribute]) -> Result<Option<[u32; 3]>, TransformRefusal> {
     let Some(attribute) = single(attributes, attribute::CLUSTER)? else { return Ok(None) };
     let bytes = attribute.exactly(12)?;
     let dims = [u32_at(bytes, 0), u32_at(bytes, 4), u32_at(bytes, 8)];
@@ -224,29 +230,32 @@ fn cluster(attributes: &[Attribute]) -> Result<Option<[u32; 3]>, Refusal> {
     if dims.iter().all(|d| d.is_power_of_two()) {
         Ok(Some(dims))
     } else {
-        Err(Refusal::ClusterShape)
+        Err(TransformRefusal::ClusterShape)
     }
 }
 
-fn parameters(attributes: &[Attribute], template: &Template) -> Result<Parameters, Refusal> {
+fn parameters(
+    attributes: &[Attribute],
+    template: &Template,
+) -> Result<Parameters, TransformRefusal> {
     let mut ordinals = Vec::new();
     let mut end = 0;
     for attribute in attributes.iter().filter(|a| a.number == attribute::PARAMETER) {
         let bytes = attribute.exactly(12)?;
         let (ordinal, offset, word) = (u16_at(bytes, 4), u16_at(bytes, 6), u32_at(bytes, 8));
         if u32_at(bytes, 0) != 0 || word & PARAMETER_KIND_MASK != PARAMETER_BY_VALUE {
-            return Err(Refusal::Metadata);
+            return Err(TransformRefusal::Metadata);
         }
         end = end.max(u32::from(offset) + (word >> PARAMETER_SIZE_SHIFT));
         ordinals.push(u32::from(ordinal));
     }
     ordinals.sort_unstable();
     if !ordinals.iter().copied().eq(0..ordinals.len() as u32) {
-        return Err(Refusal::Metadata);
+        return Err(TransformRefusal::Metadata);
     }
     let bytes = match single(attributes, attribute::PARAMETER_BYTES)?.map(|a| &a.value) {
         Some(Value::Short { format: 3, value }) => u32::from(*value),
-        Some(_) => return Err(Refusal::Metadata),
+        Some(_) => return Err(TransformRefusal::Metadata),
         None => 0,
     };
     let bank = single(attributes, attribute::PARAMETER_BANK)?;
@@ -255,12 +264,12 @@ fn parameters(attributes: &[Attribute], template: &Template) -> Result<Parameter
         if [u32::from(u16_at(value, 4)), u32::from(u16_at(value, 6))]
             != [template.parameter_base, bytes]
         {
-            return Err(Refusal::Metadata);
+            return Err(TransformRefusal::Metadata);
         }
     }
     // The two go together, and the parameters end where they say.
     if end != bytes || bank.is_some() != (bytes > 0) {
-        return Err(Refusal::Metadata);
+        return Err(TransformRefusal::Metadata);
     }
     Ok(Parameters { count: ordinals.len() as u32, bytes })
 }
@@ -272,14 +281,14 @@ fn constants(
     template: &Template,
     parameters: &Parameters,
     bytes: u32,
-) -> Result<Vec<u8>, Refusal> {
+) -> Result<Vec<u8>, TransformRefusal> {
     let old = &cubin.sections[bank].data;
     let start = template.parameter_base as usize;
     let ends =
         start + parameters.bytes as usize..=start + parameters.bytes.next_multiple_of(4) as usize;
     // More than parameters would be overwritten by what is appended.
     if !ends.contains(&old.len()) {
-        return Err(Refusal::Metadata);
+        return Err(TransformRefusal::Metadata);
     }
     let mut new = old.to_vec();
     new.resize(start + bytes as usize, 0);
@@ -292,7 +301,7 @@ fn add_parameter(
     old: &Parameters,
     control_offset: u32,
     bank_symbol: Option<usize>,
-) -> Result<(), Refusal> {
+) -> Result<(), TransformRefusal> {
     let bytes = (control_offset + CONTROL_BYTES) as u16;
     let mut value = vec![0; 4];
     value.extend((old.count as u16).to_le_bytes());
@@ -314,7 +323,7 @@ fn add_parameter(
         }
         return Ok(());
     }
-    let symbol = bank_symbol.ok_or(Refusal::Metadata)? as u32;
+    let symbol = bank_symbol.ok_or(TransformRefusal::Metadata)? as u32;
     let mut value = symbol.to_le_bytes().to_vec();
     value.extend((template.parameter_base as u16).to_le_bytes());
     value.extend(bytes.to_le_bytes());
@@ -335,7 +344,7 @@ fn add_offsets(
     attributes: &mut Vec<Attribute>,
     template: &Template,
     base: u32,
-) -> Result<(), Refusal> {
+) -> Result<(), TransformRefusal> {
     let moved = |offsets: &[u32]| -> Vec<u8> {
         offsets.iter().flat_map(|offset| (base + offset).to_le_bytes()).collect()
     };
@@ -364,11 +373,11 @@ fn extend(
     number: u8,
     bytes: &[u8],
     at: Option<usize>,
-) -> Result<(), Refusal> {
+) -> Result<(), TransformRefusal> {
     single(attributes, number)?;
     match attributes.iter_mut().find(|a| a.number == number).map(|a| &mut a.value) {
         Some(Value::Bytes(old)) if old.len() % 4 == 0 => old.extend_from_slice(bytes),
-        Some(_) => return Err(Refusal::Metadata),
+        Some(_) => return Err(TransformRefusal::Metadata),
         None => {
             let at = at.unwrap_or(attributes.len());
             attributes.insert(at, Attribute::bytes(number, bytes));
@@ -378,10 +387,10 @@ fn extend(
 }
 
 /// The attribute of a number, which must not be there twice.
-fn single(attributes: &[Attribute], number: u8) -> Result<Option<&Attribute>, Refusal> {
+fn single(attributes: &[Attribute], number: u8) -> Result<Option<&Attribute>, TransformRefusal> {
     let mut found = attributes.iter().filter(|a| a.number == number);
     match (found.next(), found.next()) {
         (first, None) => Ok(first),
-        _ => Err(Refusal::Metadata),
+        _ => Err(TransformRefusal::Metadata),
     }
 }

@@ -8,7 +8,7 @@
 //! 1. Relocations of its code, and of the constant banks of its own
 //!    (`.nv.constantN.NAME`), may name functions of the image (which are then looked
 //!    at too), shared and local memory, and the driver's own functions (`vprintf`,
-//!    `malloc`, …). A variable is [`Refusal::WritableGlobals`], but for constants that
+//!    `malloc`, …). A variable is [`TransformRefusal::WritableGlobals`], but for constants that
 //!    are told by name, size and local binding: the tables of CUDA's mathematical
 //!    functions (every kernel with a sine has one), string literals and `__func__`
 //!    (every kernel with an `assert`), and the objects without members of CUDA's
@@ -37,7 +37,7 @@
 use super::elf::{Cubin, Relocation, Symbol};
 use super::sass;
 use super::template::Template;
-use crate::Refusal;
+use crate::TransformRefusal;
 use std::collections::{HashMap, HashSet};
 
 /// Functions that the driver has for kernels to call, and names of its own.
@@ -69,8 +69,8 @@ impl<'c, 'a> References<'c, 'a> {
     /// Reads what the image refers to.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`].
-    pub fn of(cubin: &'c Cubin<'a>, template: &'static Template) -> Result<Self, Refusal> {
+    /// [`TransformRefusal::Malformed`].
+    pub fn of(cubin: &'c Cubin<'a>, template: &'static Template) -> Result<Self, TransformRefusal> {
         let relocations = cubin.relocations()?;
         let mut banks: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut has_user_constants = false;
@@ -102,9 +102,9 @@ impl<'c, 'a> References<'c, 'a> {
 
     /// Whether something refers to the first instruction of a kernel: a launch from the
     /// device or a use of its address elsewhere, or a relocation in its own code.
-    pub fn check_entry(&self, text: usize) -> Result<(), Refusal> {
+    pub fn check_entry(&self, text: usize) -> Result<(), TransformRefusal> {
         if self.named.contains(&text) {
-            return Err(Refusal::DeviceLaunch);
+            return Err(TransformRefusal::DeviceLaunch);
         }
         for relocation in self.relocations.get(&text).into_iter().flatten() {
             let symbol = &self.cubin.symbols[relocation.symbol as usize];
@@ -112,7 +112,7 @@ impl<'c, 'a> References<'c, 'a> {
             let to_entry =
                 usize::from(symbol.section) == text && starts_at_entry(symbol, relocation);
             if in_place || to_entry {
-                return Err(Refusal::EntryReferenced);
+                return Err(TransformRefusal::EntryReferenced);
             }
         }
         Ok(())
@@ -120,7 +120,7 @@ impl<'c, 'a> References<'c, 'a> {
 
     /// The rule above, from the code of section `text` on. Returns the code sections that
     /// can be reached, this one among them.
-    pub fn check_reach(&self, text: usize) -> Result<HashSet<usize>, Refusal> {
+    pub fn check_reach(&self, text: usize) -> Result<HashSet<usize>, TransformRefusal> {
         let (mut seen, mut open) = (HashSet::from([text]), vec![text]);
         while let Some(section) = open.pop() {
             let mut found = Vec::new();
@@ -136,7 +136,7 @@ impl<'c, 'a> References<'c, 'a> {
                     && seen.insert(function)
                 {
                     if self.is_kernel(function) {
-                        return Err(Refusal::DeviceLaunch);
+                        return Err(TransformRefusal::DeviceLaunch);
                     }
                     open.push(function);
                 }
@@ -162,14 +162,16 @@ impl<'c, 'a> References<'c, 'a> {
         &'s self,
         section: usize,
         found: &mut Vec<&'s Relocation>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), TransformRefusal> {
         let code = &self.cubin.sections[section].data;
         let mut all = false;
         let mut words = HashSet::new();
         for instruction in sass::instructions(code) {
             let constant = sass::constant(instruction);
             match constant.bank {
-                USER_BANK if self.has_user_constants => return Err(Refusal::WritableGlobals),
+                USER_BANK if self.has_user_constants => {
+                    return Err(TransformRefusal::WritableGlobals);
+                }
                 ADDRESS_BANK if constant.indexed => all = true,
                 ADDRESS_BANK => {
                     let word = constant.offset & !7;
@@ -180,10 +182,10 @@ impl<'c, 'a> References<'c, 'a> {
                 0 if sass::has_constant(instruction) => {
                     let word = constant.offset & !3;
                     if self.template.grid_words.contains(&word) {
-                        return Err(Refusal::GridSync);
+                        return Err(TransformRefusal::GridSync);
                     }
                     if self.has_user_constants && self.template.constant_words.contains(&word) {
-                        return Err(Refusal::WritableGlobals);
+                        return Err(TransformRefusal::WritableGlobals);
                     }
                 }
                 _ => {}
@@ -200,16 +202,16 @@ impl<'c, 'a> References<'c, 'a> {
     }
 
     /// What a reference to a symbol means: the code section to follow, or nothing, or a refusal.
-    fn leads_to(&self, symbol: &Symbol<'a>) -> Result<Option<usize>, Refusal> {
+    fn leads_to(&self, symbol: &Symbol<'a>) -> Result<Option<usize>, TransformRefusal> {
         let index = usize::from(symbol.section);
         let Some(section) = self.cubin.section_of(symbol) else {
             return match symbol.name {
                 name if LAUNCHES.iter().any(|part| name.contains(part)) => {
-                    Err(Refusal::DeviceLaunch)
+                    Err(TransformRefusal::DeviceLaunch)
                 }
                 name if name.contains("reservedSMEM") || name.contains("reservedSmem") => Ok(None),
                 name if index == 0 && DRIVERS.contains(&name) => Ok(None),
-                _ => Err(Refusal::Metadata),
+                _ => Err(TransformRefusal::Metadata),
             };
         };
         let name = section.name;
@@ -228,9 +230,9 @@ impl<'c, 'a> References<'c, 'a> {
             return Ok(None);
         }
         if name.starts_with(".nv.global") || name.starts_with(".nv.constant") {
-            return Err(Refusal::WritableGlobals);
+            return Err(TransformRefusal::WritableGlobals);
         }
-        Err(Refusal::Metadata)
+        Err(TransformRefusal::Metadata)
     }
 }
 

@@ -135,9 +135,9 @@ pub(super) fn is_indirect_call(instruction: u128) -> bool {
     opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
 }
 
-/// Whether it reads global memory so that it sees what other blocks write meanwhile, or has plain loads behind it do
-/// so: loads of an order other than weak and constant, atomics with a result, loads of surfaces and of several GPUs
-/// at once; and what drops the first cache, as fences do that are wider than a block.
+/// Whether the instruction lets a block see what other blocks write meanwhile: a load that is neither weak nor
+/// constant, an atomic with a result, a load from a surface or from several GPUs; or one that empties the first cache,
+/// as a fence wider than a block does, so that later plain loads see it.
 pub(super) fn sees_others(instruction: u128) -> bool {
     const LOADS: [u128; 2] = [0x180, 0x181];
     // ATOM and ATOMG: add and the like; of floats, from sm_90 on.
@@ -263,7 +263,7 @@ pub(super) fn add_uniform(to: Destination, from: u32, added: u32, after: u32) ->
     rest << 64 | registers | opcode | ALWAYS | control(STALL_MAX, 0, 1 << after)
 }
 
-/// The register that an instruction of a sub-grid's tail writes.
+/// The register that an instruction of the tail of a form by offset writes.
 pub(super) fn destination(instruction: u128) -> u32 {
     (instruction >> 16 & 0xff) as u32
 }

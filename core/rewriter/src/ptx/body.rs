@@ -1,7 +1,7 @@
 //! What a function's body does that transforming must know of.
 
 use super::module::{Module, Symbol};
-use crate::Refusal;
+use crate::TransformRefusal;
 use std::collections::HashMap;
 use tally_ptx::{Instruction, Kind, Statement, Token, statements};
 
@@ -99,8 +99,12 @@ pub(super) struct Facts {
 /// Reads the body of an entry or a function.
 ///
 /// # Errors
-/// [`Refusal::Malformed`].
-pub(super) fn facts(module: &Module<'_>, body: &[Token], is_entry: bool) -> Result<Facts, Refusal> {
+/// [`TransformRefusal::Malformed`].
+pub(super) fn facts(
+    module: &Module<'_>,
+    body: &[Token],
+    is_entry: bool,
+) -> Result<Facts, TransformRefusal> {
     let mut facts = Facts::default();
     for statement in statements(module.source, body) {
         match statement? {

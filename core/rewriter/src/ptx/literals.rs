@@ -7,7 +7,7 @@
 
 use super::body::{self, Facts};
 use super::module::{Module, Symbol};
-use crate::Refusal;
+use crate::TransformRefusal;
 use std::collections::{HashMap, HashSet};
 use tally_ptx::{Instruction, Statement, Token, inside, statements};
 
@@ -17,7 +17,7 @@ const PRINTERS: [&str; 2] = ["vprintf", "__assertfail"];
 pub(super) fn only_printed<'f>(
     module: &Module<'_>,
     all: impl Iterator<Item = &'f Facts>,
-) -> Result<Vec<bool>, Refusal> {
+) -> Result<Vec<bool>, TransformRefusal> {
     let mut out: Vec<bool> = module.vars.iter().map(|v| v.literal && !v.in_initialiser).collect();
     let bodies = module.entries.iter().map(|e| Some(inside(e.body)));
     let bodies = bodies.chain(module.funcs.iter().map(|f| f.body));
@@ -54,7 +54,7 @@ struct Block<'a> {
     prints: usize,
 }
 
-fn escaped(module: &Module<'_>, body: &[Token]) -> Result<HashSet<usize>, Refusal> {
+fn escaped(module: &Module<'_>, body: &[Token]) -> Result<HashSet<usize>, TransformRefusal> {
     let source = module.source;
     let mut flow = Flow { blocks: vec![Block::default()], ..Flow::default() };
     for statement in statements(source, body) {

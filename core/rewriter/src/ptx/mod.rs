@@ -17,7 +17,7 @@ pub use edits::{Edit, undo};
 pub use params::{PARAM_BYTES_MAX, PARAM_BYTES_MAX_OLD};
 
 use crate::control::CONTROL_BYTES;
-use crate::{KernelForm, Refusal, Rewritten, TransformedKernel};
+use crate::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};
 use body::fact;
 use module::{Entry, Module};
 use reach::Reach;
@@ -37,9 +37,9 @@ const TARGET_MIN: u32 = 30;
 /// Give kernels of a PTX module a transformed form; see [`crate::image::rewrite`].
 ///
 /// A kernel that uses variables of the module is refused
-/// ([`Refusal::WritableGlobals`]): the result is loaded beside the original and has
+/// ([`TransformRefusal::WritableGlobals`]): the result is loaded beside the original and has
 /// its own. Strings that are only printed do not count. Text that was rewritten
-/// before is refused with [`Refusal::Metadata`].
+/// before is refused with [`TransformRefusal::Metadata`].
 ///
 /// # Errors
 /// What makes the whole module unfit.
@@ -47,7 +47,7 @@ pub fn rewrite(
     source: &str,
     form: KernelForm,
     only: Option<&[&str]>,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     plan(source, form, only).map(|plan| plan.apply(source))
 }
 
@@ -59,7 +59,7 @@ pub struct Plan {
     /// Kernels that get the transformed form.
     pub kernels: Vec<TransformedKernel>,
     /// Kernels that do not get it, and why.
-    pub refused: Vec<(String, Refusal)>,
+    pub refused: Vec<(String, TransformRefusal)>,
 }
 
 impl Plan {
@@ -78,12 +78,16 @@ impl Plan {
 ///
 /// # Errors
 /// What makes the whole module unfit.
-pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Plan, Refusal> {
+pub fn plan(
+    source: &str,
+    form: KernelForm,
+    only: Option<&[&str]>,
+) -> Result<Plan, TransformRefusal> {
     let tokens = tally_ptx::lex(source)?;
     let module = module::read(source, &tokens)?;
     let raise = module.version < VERSION_MIN;
     if module.version < VERSION_RAISED_FROM || module.target < TARGET_MIN {
-        return Err(Refusal::PtxVersion);
+        return Err(TransformRefusal::PtxVersion);
     }
     let reach = reach::reach(&module)?;
     let stem = prelude::stem(source);
@@ -119,20 +123,20 @@ pub fn plan(source: &str, form: KernelForm, only: Option<&[&str]>) -> Result<Pla
     Ok(plan)
 }
 
-impl From<PtxError> for Refusal {
+impl From<PtxError> for TransformRefusal {
     fn from(_: PtxError) -> Self {
-        Refusal::Malformed
+        TransformRefusal::Malformed
     }
 }
 
 /// Why a kernel that has to do with all this cannot be transformed.
-fn by_content(all: u16) -> Option<Refusal> {
+fn by_content(all: u16) -> Option<TransformRefusal> {
     let rules = [
-        (fact::UNRESOLVED, Refusal::Relocatable),
-        (fact::GRID_SYNC, Refusal::GridSync),
-        (fact::DEPENDS, Refusal::ProgrammaticDependence),
-        (fact::STEALS, Refusal::LaunchForm),
-        (fact::GLOBALS, Refusal::WritableGlobals),
+        (fact::UNRESOLVED, TransformRefusal::Relocatable),
+        (fact::GRID_SYNC, TransformRefusal::GridSync),
+        (fact::DEPENDS, TransformRefusal::ProgrammaticDependence),
+        (fact::STEALS, TransformRefusal::LaunchForm),
+        (fact::GLOBALS, TransformRefusal::WritableGlobals),
     ];
     rules.into_iter().find(|(bit, _)| all & bit != 0).map(|(_, why)| why)
 }
@@ -146,51 +150,57 @@ struct Planner<'m, 'a> {
 
 impl Planner<'_, '_> {
     /// Why an entry cannot be transformed.
-    fn refusal(&self, at: usize) -> Option<Refusal> {
+    fn refusal(&self, at: usize) -> Option<TransformRefusal> {
         let entry = &self.module.entries[at];
         let layout = match &entry.layout {
             Ok(layout) => layout,
             Err(why) => return Some(*why),
         };
         if self.already_transformed(entry) {
-            return Some(Refusal::Metadata);
+            return Some(TransformRefusal::Metadata);
         }
         let long = self.module.version >= (8, 1) && self.module.target >= 70;
         let room = if long { PARAM_BYTES_MAX } else { PARAM_BYTES_MAX_OLD };
         if layout.next_aligned() + CONTROL_BYTES > room {
-            return Some(Refusal::ParameterSpace);
+            return Some(TransformRefusal::ParameterSpace);
         }
         if entry.head.cluster.is_some_and(|dims| !dims.iter().all(|d| d.is_power_of_two()))
             || entry.head.counts_clusters
         {
-            return Some(Refusal::ClusterShape);
+            return Some(TransformRefusal::ClusterShape);
         }
         if self.reach.taken[at] {
-            return Some(Refusal::AddressTaken);
+            return Some(TransformRefusal::AddressTaken);
         }
         let own = self.reach.entries[at].bits;
         by_content(own | self.reach.below[at])
             .or_else(|| self.by_form(entry, own, self.reach.below[at], at))
     }
 
-    fn by_form(&self, entry: &Entry<'_>, own: u16, below: u16, at: usize) -> Option<Refusal> {
-        if self.form == KernelForm::Prelude {
+    fn by_form(
+        &self,
+        entry: &Entry<'_>,
+        own: u16,
+        below: u16,
+        at: usize,
+    ) -> Option<TransformRefusal> {
+        if self.form == KernelForm::ByClaims {
             return None;
         }
         let clusters =
             entry.head.may_cluster || entry.head.cluster.is_some_and(|dims| dims != [1; 3]);
         if clusters || (own | below) & fact::CLUSTER != 0 {
-            return Some(Refusal::ClusterShape);
+            return Some(TransformRefusal::ClusterShape);
         }
         if (own | below) & fact::GRID_ID != 0 {
-            return Some(Refusal::LaunchForm);
+            return Some(TransformRefusal::LaunchForm);
         }
         if below & fact::INDEX != 0 {
-            return Some(Refusal::IndexInFunction);
+            return Some(TransformRefusal::IndexInFunction);
         }
         let odd = self.reach.entries[at].reads.iter().any(|r| !r.replaceable);
         // Reads of 16 bits, as PTX 1 had them.
-        odd.then_some(Refusal::PtxVersion)
+        odd.then_some(TransformRefusal::PtxVersion)
     }
 
     fn already_transformed(&self, entry: &Entry<'_>) -> bool {
@@ -234,11 +244,11 @@ impl Planner<'_, '_> {
         let mut edits = vec![self.add_parameter(&entry.head, &param)];
         let open = entry.body[0].end() as usize;
         let text = match self.form {
-            KernelForm::Prelude => prelude::prelude(self.stem, &param, self.module.target),
-            KernelForm::SubGrid => prelude::sub_grid(self.stem, &param),
+            KernelForm::ByClaims => prelude::prelude(self.stem, &param, self.module.target),
+            KernelForm::ByOffset => prelude::by_offset(self.stem, &param),
         };
         edits.push(Edit::insert(open, text));
-        if self.form == KernelForm::SubGrid {
+        if self.form == KernelForm::ByOffset {
             edits.extend(self.reach.entries[at].reads.iter().map(|read| {
                 let text = prelude::index(self.stem, read.size, read.axis);
                 Edit::replace(read.start as usize..read.end as usize, text)

@@ -1,7 +1,7 @@
 //! What a PTX module declares: kernels, functions, variables, and their names.
 
 use super::params::{self, Layout};
-use crate::Refusal;
+use crate::TransformRefusal;
 use std::collections::HashMap;
 use tally_ptx::{Declaration, Function, Item, Linkage, Token, inside};
 
@@ -18,7 +18,7 @@ pub(super) enum Symbol {
 pub(super) struct Entry<'a> {
     pub name: &'a str,
     pub head: Function<'a>,
-    pub layout: Result<Layout, Refusal>,
+    pub layout: Result<Layout, TransformRefusal>,
     /// From its opening to its closing brace.
     pub body: &'a [Token],
 }
@@ -66,13 +66,16 @@ pub(super) struct Module<'a> {
     pub initialisers: Vec<&'a str>,
 }
 
-const MALFORMED: Refusal = Refusal::Malformed;
+const MALFORMED: TransformRefusal = TransformRefusal::Malformed;
 
 /// Reads a module; `tokens` are those of `source`.
 ///
 /// # Errors
-/// [`Refusal::Malformed`], or [`Refusal::PtxVersion`] for 32-bit addresses.
-pub(super) fn read<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a>, Refusal> {
+/// [`TransformRefusal::Malformed`], or [`TransformRefusal::PtxVersion`] for 32-bit addresses.
+pub(super) fn read<'a>(
+    source: &'a str,
+    tokens: &'a [Token],
+) -> Result<Module<'a>, TransformRefusal> {
     let parsed = tally_ptx::parse(source, tokens)?;
     let mut module = Module {
         source,
@@ -101,7 +104,7 @@ pub(super) fn read<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a
                 }
             }
             Item::AddressSize(size) if size.text(source) != "64" => {
-                return Err(Refusal::PtxVersion);
+                return Err(TransformRefusal::PtxVersion);
             }
             Item::AddressSize(_) => {}
         }
@@ -117,7 +120,7 @@ pub(super) fn read<'a>(source: &'a str, tokens: &'a [Token]) -> Result<Module<'a
 }
 
 impl<'a> Module<'a> {
-    fn add_entry(&mut self, head: Function<'a>) -> Result<(), Refusal> {
+    fn add_entry(&mut self, head: Function<'a>) -> Result<(), TransformRefusal> {
         let Some(body) = head.body else {
             self.declared.push(head);
             return Ok(());
@@ -136,7 +139,7 @@ impl<'a> Module<'a> {
         name: &'a str,
         body: Option<&'a [Token]>,
         alias_of: Option<&'a str>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), TransformRefusal> {
         match self.symbols.get(name) {
             None => {
                 self.symbols.insert(name, Symbol::Func(self.funcs.len()));
@@ -156,7 +159,11 @@ impl<'a> Module<'a> {
     }
 
     /// A declaration and its definition are one variable, and no literal.
-    fn add_variable(&mut self, linkage: Linkage, of: &Declaration<'a>) -> Result<(), Refusal> {
+    fn add_variable(
+        &mut self,
+        linkage: Linkage,
+        of: &Declaration<'a>,
+    ) -> Result<(), TransformRefusal> {
         let source = self.source;
         if of.space == ".shared" {
             return Ok(());

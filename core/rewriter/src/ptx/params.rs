@@ -1,6 +1,6 @@
 //! The parameters of an entry: how many there are and where the next one goes.
 
-use crate::Refusal;
+use crate::TransformRefusal;
 use tally_ptx::{Token, parameters};
 
 /// Bytes of parameters that a kernel may have before PTX 8.1.
@@ -26,19 +26,19 @@ impl Layout {
 /// Lays out the parameters in an entry's list.
 ///
 /// # Errors
-/// [`Refusal::Metadata`] for a parameter of a form that is not known, and
-/// [`Refusal::ParameterSpace`] for one that no kernel can have.
-pub(super) fn layout(source: &str, list: &[Token]) -> Result<Layout, Refusal> {
+/// [`TransformRefusal::Metadata`] for a parameter of a form that is not known, and
+/// [`TransformRefusal::ParameterSpace`] for one that no kernel can have.
+pub(super) fn layout(source: &str, list: &[Token]) -> Result<Layout, TransformRefusal> {
     let mut out = Layout::default();
     for parameter in parameters(source, list) {
-        let parameter = parameter.map_err(|_| Refusal::Metadata)?;
-        let layout = parameter.layout().map_err(|_| Refusal::Metadata)?;
+        let parameter = parameter.map_err(|_| TransformRefusal::Metadata)?;
+        let layout = parameter.layout().map_err(|_| TransformRefusal::Metadata)?;
         if parameter.space != ".param" || layout.element == ".pred" || layout.is_open {
-            return Err(Refusal::Metadata);
+            return Err(TransformRefusal::Metadata);
         }
         let start = u64::from(out.bytes).next_multiple_of(layout.align.into());
         let end = start.checked_add(layout.bytes).filter(|end| *end <= PARAM_BYTES_MAX.into());
-        out.bytes = end.ok_or(Refusal::ParameterSpace)? as u32;
+        out.bytes = end.ok_or(TransformRefusal::ParameterSpace)? as u32;
         out.count += 1;
     }
     Ok(out)
@@ -48,7 +48,7 @@ pub(super) fn layout(source: &str, list: &[Token]) -> Result<Layout, Refusal> {
 mod tests {
     use super::*;
 
-    fn of(list: &str) -> Result<(u32, u32, u32), Refusal> {
+    fn of(list: &str) -> Result<(u32, u32, u32), TransformRefusal> {
         let list = format!("({list})");
         let layout = layout(&list, &tally_ptx::lex(&list).unwrap())?;
         Ok((layout.count, layout.bytes, layout.next_aligned()))
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn parameters_of_unknown_form_are_refused() {
-        use Refusal::{Metadata, ParameterSpace};
+        use TransformRefusal::{Metadata, ParameterSpace};
         for (list, why) in [
             (".param .texref t", Metadata),
             (".reg .u32 a", Metadata),

@@ -119,13 +119,13 @@ $@own:
     named(&template, stem)
 }
 
-/// The sub-grid prologue: registers with what the block's index and the grid's size
+/// The prologue of the form by offset: registers with what the block's index and the grid's size
 /// would be in the whole grid. No product is formed, so that nothing overflows where
 /// the grid has fewer than 2^32 blocks; the launch layer refuses larger ones.
-pub(super) fn sub_grid(stem: &str, param: &str) -> String {
+pub(super) fn by_offset(stem: &str, param: &str) -> String {
     let template = format!(
         "
-// sub-grid prologue
+// prologue of the form by offset
 .reg .b32 %@ctaid_x, %@ctaid_y, %@ctaid_z, %@nctaid_x, %@nctaid_y, %@nctaid_z, %@zero;
 mov.u32 %@ctaid_y, %ctaid.x;
 ld.param.u32 %@ctaid_z, [{param}+24];
@@ -145,7 +145,7 @@ mov.u32 %@zero, 0;
     named(&template, stem)
 }
 
-/// What stands for a read of the index in the sub-grid form.
+/// What stands for a read of the index in the form by offset.
 pub(super) fn index(stem: &str, size: bool, axis: Option<usize>) -> String {
     let base = if size { "nctaid" } else { "ctaid" };
     let template = match axis {

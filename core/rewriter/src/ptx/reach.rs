@@ -3,7 +3,7 @@
 use super::body::{self, Facts, fact};
 use super::literals;
 use super::module::{Module, Symbol};
-use crate::Refusal;
+use crate::TransformRefusal;
 use tally_ptx::inside;
 
 /// Functions that the driver defines and that know nothing of the grid.
@@ -22,9 +22,9 @@ pub(super) struct Reach {
 /// Reads all bodies and follows the calls.
 ///
 /// # Errors
-/// [`Refusal::Malformed`] for a body that cannot be read, [`Refusal::DeviceLaunch`] for a module that can launch
+/// [`TransformRefusal::Malformed`] for a body that cannot be read, [`TransformRefusal::DeviceLaunch`] for a module that can launch
 /// kernels: which, is not known.
-pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
+pub(super) fn reach(module: &Module<'_>) -> Result<Reach, TransformRefusal> {
     let entries: Result<Vec<Facts>, _> =
         module.entries.iter().map(|e| body::facts(module, inside(e.body), true)).collect();
     let entries = entries?;
@@ -39,11 +39,11 @@ pub(super) fn reach(module: &Module<'_>) -> Result<Reach, Refusal> {
                 Some(Symbol::Func(f)) => {
                     (facts.bits, facts.funcs) = (facts.bits & !fact::UNRESOLVED, vec![*f])
                 }
-                _ => return Err(Refusal::Malformed),
+                _ => return Err(TransformRefusal::Malformed),
             }
         }
         if facts.bits & fact::DEVICE_RUNTIME != 0 {
-            return Err(Refusal::DeviceLaunch);
+            return Err(TransformRefusal::DeviceLaunch);
         }
         funcs.push(facts);
     }

@@ -77,7 +77,7 @@ pub struct Case {
     pub block: [u32; 3],
     pub shared: u32,
     pub args: Vec<Arg>,
-    /// A function reads the block's index: there is no sub-grid form.
+    /// A function reads the block's index: there is no form by offset.
     pub prelude_only: bool,
     /// It uses variables of its module: it has no transformed form.
     pub refused: bool,

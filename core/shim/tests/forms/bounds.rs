@@ -12,7 +12,7 @@ use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREPARE};
 use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// More blocks than the device runs at once.
 fn crowd(device: &Device) -> u32 {
@@ -192,7 +192,7 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
             core.say("on");
             core.expect("stuck");
             assert_eq!(core.counters().sm_limited.load(SeqCst), limited + 1);
-            eventually("it is refused", || core.is_refused(KERNEL, Refusal::StuckLimited));
+            eventually("it is refused", || core.is_refused(KERNEL, TransformRefusal::StuckLimited));
             core.say("go on");
             core.expect("again");
             core.ends(0);

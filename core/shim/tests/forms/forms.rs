@@ -9,7 +9,7 @@ use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, C
 use tally_ipc::layout::transform_state;
 use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 const FORMS: u32 = CAN_SLICE | CAN_PREEMPT | CAN_LIMIT | CAN_PREPARE;
 
@@ -359,7 +359,7 @@ fn of_kernels_that_may_wait_only_closed_libraries_are_limited() {
                 assert!(rounds < 10_000, "{:?}", NAMES.map(|name| core.state(name)));
                 core.expect("again?");
                 core.say("yes");
-                if NAMES.iter().all(|name| core.is_refused(name, Refusal::BlocksMayWait)) {
+                if NAMES.iter().all(|name| core.is_refused(name, TransformRefusal::BlocksMayWait)) {
                     core.answer(Answer::SmLimited(SMS - 1));
                 }
             }

@@ -16,7 +16,7 @@ use tally_ipc::layout::{Counters, transform_state};
 use tally_ipc::ring::{self, Answer, Polled, Request};
 use tally_ipc::wait::{change, now_ns, wake};
 use tally_ipc::wire::Welcome;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// The SMs of the software device.
 pub const SMS: u32 = 4;
@@ -168,7 +168,7 @@ impl Governor {
         named.next().map_or((0, 0), |k| transform_state::unpack(k.transform.load(SeqCst)))
     }
 
-    pub fn is_refused(&self, kernel: &str, why: Refusal) -> bool {
+    pub fn is_refused(&self, kernel: &str, why: TransformRefusal) -> bool {
         self.state(kernel) == (transform_state::WHOLE_ONLY, why.code())
     }
 

@@ -12,15 +12,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
-use tally_preempt::graphs::own::OWN_MAX;
-use tally_rewriter::Refusal;
+use tally_preempt::graphs::solo::SOLO_MAX;
+use tally_rewriter::TransformRefusal;
 
 pub const BLOCKS: u32 = 60;
 pub const WORDS: u32 = BLOCKS * THREADS;
 /// Launches of `step` in a graph, each with a copy and a sum behind it.
 const STEPS: u32 = 4;
 /// As many of them as are launched by themselves, at most, and some more.
-const MANY_STEPS: u32 = OWN_MAX as u32 + 6;
+const MANY_STEPS: u32 = SOLO_MAX as u32 + 6;
 
 /// What `enqueue` puts into a stream, as a graph that can be launched.
 pub fn recorded(device: &Device, stream: Ptr, enqueue: impl FnOnce()) -> Ptr {
@@ -318,7 +318,7 @@ fn a_kernel_of_a_graph_whose_blocks_wait_is_helped_and_stays_whole() {
                 assert_eq!(said.unwrap_or_else(|| core.hear()), "right");
             }
             assert_eq!(core.counters().graph_nodes_transformed.load(SeqCst), rounds);
-            assert!(core.is_refused("unseen", Refusal::BlocksWaited));
+            assert!(core.is_refused("unseen", TransformRefusal::BlocksWaited));
             core.expect("launch?");
             core.say("no");
             core.ends(0);
@@ -365,7 +365,7 @@ fn graphs_of_many_long_kernels_and_launches_of_one_graph_on_two_streams_are_tran
             assert!((1..=6).contains(&chained), "{chained}");
             let transformed = c.graph_nodes_transformed.load(SeqCst);
             assert!(
-                (chained..=chained * OWN_MAX as u64).contains(&transformed),
+                (chained..=chained * SOLO_MAX as u64).contains(&transformed),
                 "{transformed} of {chained} chains"
             );
             assert_eq!([&c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 2]);

@@ -7,12 +7,12 @@
 mod bounds;
 #[path = "../common/mod.rs"]
 mod common;
+mod disk_cache;
 mod ends;
 mod forms;
 mod governor;
 mod graph_parts;
 mod graphs;
-mod kept;
 mod kernels;
 mod lingering;
 mod loads;

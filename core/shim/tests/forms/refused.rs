@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::layout::{transform_state, whole_because};
 use tally_ipc::ring::Answer;
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 /// A kernel with a variable of its module: two copies of the module would have two.
 const GLOBALS: &str = r"
@@ -60,10 +60,10 @@ fn kernels_are_refused_for_the_right_reasons() {
         |core| {
             core.policy(|_, _| Answer::Preemptible(0));
             let why = [
-                ("with_global", Refusal::WritableGlobals),
-                ("my_DeviceScan_kernel", Refusal::BlocksWaitByName),
-                ("ncclDevKernel_mine", Refusal::Communication),
-                ("cublas_mine", Refusal::VendorLibrary),
+                ("with_global", TransformRefusal::WritableGlobals),
+                ("my_DeviceScan_kernel", TransformRefusal::BlocksWaitByName),
+                ("ncclDevKernel_mine", TransformRefusal::Communication),
+                ("cublas_mine", TransformRefusal::VendorLibrary),
             ];
             for (name, why) in why {
                 let mut launches = 0;
@@ -314,7 +314,7 @@ fn nothing_is_transformed_on_a_device_where_the_known_kernel_goes_wrong() {
             let mut launches = 0;
             loop {
                 core.expect("step");
-                if core.is_refused("step", Refusal::ResultsDiffer) {
+                if core.is_refused("step", TransformRefusal::ResultsDiffer) {
                     break;
                 }
                 assert!(launches < 10_000, "{:?}", core.state("step"));
@@ -402,7 +402,7 @@ fn launch_until_refused(device: &Device) {
 }
 
 /// Ask for its form until it is refused.
-fn refuses(core: &mut Governor, kernel: &str, why: Refusal) {
+fn refuses(core: &mut Governor, kernel: &str, why: TransformRefusal) {
     core.policy(|_, _| Answer::Preemptible(0));
     let mut launches = 0;
     loop {
@@ -436,7 +436,7 @@ fn without_memory_for_a_rewrite_a_kernel_runs_whole() {
             setrlimit(Resource::As, limit).unwrap();
             launch_until_refused(device);
         },
-        |core| refuses(core, "step", Refusal::HostMemory),
+        |core| refuses(core, "step", TransformRefusal::HostMemory),
     );
 }
 
@@ -470,7 +470,7 @@ fn behind_a_seccomp_filter_the_shim_makes_no_new_kind_of_call() {
         |core| {
             core.expect("shut in");
             core.say("on");
-            refuses(core, "step", Refusal::Sandboxed);
+            refuses(core, "step", TransformRefusal::Sandboxed);
         },
     );
 }

@@ -12,7 +12,7 @@ use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::transform_state;
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, Welcome};
-use tally_rewriter::Refusal;
+use tally_rewriter::TransformRefusal;
 
 const BLOCKS: u32 = 40;
 /// Tries to have a launch asked to yield before all of its blocks have begun.
@@ -130,7 +130,7 @@ fn helped_once(core: &mut Governor, answer: Answer, lower: bool) {
     core.ends(0);
     let c = core.counters();
     assert_eq!(c.rescued.load(SeqCst), 1);
-    assert!(core.is_refused(kernel, Refusal::BlocksWaited));
+    assert!(core.is_refused(kernel, TransformRefusal::BlocksWaited));
     assert!(c.sliced.load(SeqCst) + c.preemptible.load(SeqCst) >= 1);
     let (last, _) = *core.requests(kernel).last().unwrap();
     assert!(!crate::governor::offers(&last, answer), "only whole");
@@ -254,7 +254,7 @@ fn a_kernel_whose_blocks_may_wait_stays_whole() {
             let start = Instant::now();
             loop {
                 core.expect("refused?");
-                let refused = core.is_refused("later", Refusal::BlocksMayWait);
+                let refused = core.is_refused("later", TransformRefusal::BlocksMayWait);
                 core.say(if refused { "yes" } else { "no" });
                 if refused {
                     break;

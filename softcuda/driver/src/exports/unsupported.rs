@@ -4,8 +4,8 @@
 
 use crate::error::CuError;
 
-/// Declares functions that answer `NOT_SUPPORTED` whatever they are given: in
-/// the C ABI the caller alone deals with arguments.
+/// Declares functions that answer `NOT_SUPPORTED` and declare no arguments: in the C ABI the caller passes and removes
+/// them, so a function that ignores them needs no list.
 macro_rules! unsupported {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

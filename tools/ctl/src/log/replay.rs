@@ -27,13 +27,13 @@ Exit codes, besides those of `tallyctl --help`:
 pub struct ReplayArgs {
     /// The decision log to read
     pub file: PathBuf,
-    /// The policy's component. Default: the file that the log names, if it has not changed.
+    /// The policy component to replay. Default: the file that the log names, if it has not changed.
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Configuration file that is passed to the policy. Default: the configuration in the log.
+    /// Configuration file for the policy. Default: the configuration in the log.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
 }

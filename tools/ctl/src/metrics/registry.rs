@@ -49,7 +49,7 @@ metrics! {
         "Calls of decide, of all policies since the core started.";
     EVENTS: counter "tally_policy_events_total" []
         "Calls of event functions, of all policies since the core started.";
-    FALLBACKS: counter "tally_policy_fallbacks_total" []
+    BUILT_IN_RULE: counter "tally_built_in_rule_launches_total" []
         "Launches decided by the built-in rule because the policy failed.";
     LOAD_FAILURES: counter "tally_policy_load_failures_total" [] "Policies that could not be loaded.";
     FAULTS: counter "tally_policy_faults_total" ["kind"]
@@ -59,11 +59,11 @@ metrics! {
         "How long changes of the active policy kept decisions waiting.";
     POLICY_COUNTER: counter "tally_policy_counter_total" ["name"] "Counters that the policy exports.";
     POLICY_GAUGE: gauge "tally_policy_gauge" ["name"] "Gauges that the policy exports.";
-    LAUNCHES: counter "tally_launches_total" ["class"] "Launches made.";
+    LAUNCHES: counter "tally_launches_total" ["class"] "Launches made by clients of this class.";
     CHARGED: counter "tally_gpu_charged_seconds_total" ["class"]
-        "GPU time that the accounts count; of high priority the time that it was busy.";
+        "GPU time charged for launches, measured or estimated; for high priority, time that clients were busy.";
     MEASURED: counter "tally_gpu_measured_seconds_total" ["class"]
-        "GPU time seen on the device, of the launches that were timed.";
+        "GPU time measured on the device, of the launches that were timed.";
     TIMED: counter "tally_launches_measured_total" ["class"] "Launches that were timed.";
     WAITED: counter "tally_waited_seconds_total" ["class"]
         "Time that launches waited for a decision.";
@@ -75,11 +75,11 @@ metrics! {
         "Clients that the core dropped because they broke the protocol.";
     CLIENTS: gauge "tally_clients" ["class"] "Clients connected now.";
     CLIENT_LAUNCHES: counter "tally_client_launches_total" ["client", "name", "class"]
-        "Launches made.";
+        "Launches that this client made.";
     CLIENT_CHARGED: counter "tally_client_gpu_charged_seconds_total" ["client", "name", "class"]
-        "GPU time that the accounts count; of high priority the time that it was busy.";
+        "GPU time charged for launches, measured or estimated; for high priority, time that clients were busy.";
     CLIENT_MEASURED: counter "tally_client_gpu_measured_seconds_total" ["client", "name", "class"]
-        "GPU time seen on the device, of the launches that were timed.";
+        "GPU time measured on the device, of the launches that were timed.";
     CLIENT_TIMED: counter "tally_client_launches_measured_total" ["client", "name", "class"]
         "Launches that were timed.";
     CLIENT_WAITED: counter "tally_client_waited_seconds_total" ["client", "name", "class"]

@@ -12,10 +12,10 @@ pub struct BenchArgs {
     /// Configuration file that is passed to the policy
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
-    /// Limits of the policy: the core's defaults, or those for interpreted languages.
+    /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
 }

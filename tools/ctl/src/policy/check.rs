@@ -15,13 +15,13 @@ pub struct CheckArgs {
     /// A capability that the policy has been granted; may be given several times.
     #[arg(long = "grant", value_name = "NAME")]
     pub grants: Vec<String>,
-    /// Print JSON (schema 1), for programs: the same bytes each time.
+    /// Print JSON (schema 1), the same bytes each time.
     #[arg(long)]
     pub json: bool,
-    /// Seed of the random event streams
+    /// Seed of the random event streams.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Limits of the policy: the core's defaults, or those for interpreted languages.
+    /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
 }

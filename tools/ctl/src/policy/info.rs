@@ -21,7 +21,7 @@ pub struct InfoArgs {
     /// The component to describe
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Print JSON (schema 1), for programs.
+    /// Print JSON (schema 1).
     #[arg(long)]
     pub json: bool,
 }

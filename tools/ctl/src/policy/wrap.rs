@@ -13,7 +13,7 @@ pub struct WrapArgs {
     /// of the component model's ABI, as `sdk/c` has them made.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// File to write the component to
+    /// File to write the component to.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
 }

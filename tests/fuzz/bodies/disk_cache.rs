@@ -1,7 +1,7 @@
 //! Files of the cache of rewritten kernels. A digest would keep a fuzzer from what is behind it, so it is put right.
 
 use sha2::{Digest, Sha256};
-use tally_rewriter::kept::{Key, from_bytes, to_bytes};
+use tally_rewriter::disk_cache::{Key, from_bytes, to_bytes};
 use tally_rewriter::{KernelForm, Rewritten};
 
 fn read(key: &Key, file: &[u8]) -> Option<Rewritten> {
@@ -13,9 +13,9 @@ fn read(key: &Key, file: &[u8]) -> Option<Rewritten> {
 }
 
 /// No panic; what is read is written alike, and is of its key alone.
-pub fn kept(data: &[u8]) {
+pub fn disk_cache(data: &[u8]) {
     let (key, other) =
-        (Key::new(b"a", 90, KernelForm::Prelude), Key::new(b"b", 90, KernelForm::Prelude));
+        (Key::new(b"a", 90, KernelForm::ByClaims), Key::new(b"b", 90, KernelForm::ByClaims));
     let nothing =
         Rewritten { image: Vec::new(), is_ptx: false, kernels: Vec::new(), refused: Vec::new() };
     let digest = Sha256::new().finalize().len();

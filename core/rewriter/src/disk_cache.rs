@@ -10,7 +10,7 @@
 //! | SHA-256 of all before          (a name: its length, 4, and UTF-8)
 //! ```
 
-use crate::{KernelForm, Refusal, Rewritten, TransformedKernel};
+use crate::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 8] = b"TALLYCUT";
@@ -28,7 +28,7 @@ impl Key {
         all.update(env!("CARGO_PKG_VERSION"));
         all.update(env!("TALLY_KERNELS_SOURCES"));
         all.update(arch.to_le_bytes());
-        all.update([u8::from(form == KernelForm::SubGrid)]);
+        all.update([u8::from(form == KernelForm::ByOffset)]);
         all.update(image);
         Key(all.finalize().into())
     }
@@ -101,7 +101,8 @@ pub fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Rewritten> {
             reads_sm,
         })
     })?;
-    let refused = from.list(|from| Some((from.name()?, Refusal::from_code(from.take(1)?[0])?)))?;
+    let refused =
+        from.list(|from| Some((from.name()?, TransformRefusal::from_code(from.take(1)?[0])?)))?;
     let length = u64::from_le_bytes(from.take(8)?.try_into().ok()?);
     let image = from.take(length.try_into().ok()?)?.to_vec();
     from.0.is_empty().then_some(Rewritten { image, is_ptx, kernels, refused })
@@ -150,7 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn key(image: &[u8]) -> Key {
-        Key::new(image, 90, KernelForm::Prelude)
+        Key::new(image, 90, KernelForm::ByClaims)
     }
 
     fn any_kernel() -> impl Strategy<Value = TransformedKernel> {
@@ -161,7 +162,7 @@ mod tests {
     }
 
     fn any_rewritten() -> impl Strategy<Value = Rewritten> {
-        let refused = (".{0,40}", proptest::sample::select(Refusal::ALL.to_vec()));
+        let refused = (".{0,40}", proptest::sample::select(TransformRefusal::ALL.to_vec()));
         (
             any::<(Vec<u8>, bool)>(),
             proptest::collection::vec(any_kernel(), 0..5),
@@ -218,11 +219,11 @@ mod tests {
 
     #[test]
     fn a_key_is_of_all_that_it_depends_on() {
-        let one = Key::new(b"image", 90, KernelForm::Prelude);
-        assert_eq!(one, Key::new(b"image", 90, KernelForm::Prelude));
-        assert_ne!(one, Key::new(b"imagf", 90, KernelForm::Prelude));
-        assert_ne!(one, Key::new(b"image", 89, KernelForm::Prelude));
-        assert_ne!(one, Key::new(b"image", 90, KernelForm::SubGrid));
+        let one = Key::new(b"image", 90, KernelForm::ByClaims);
+        assert_eq!(one, Key::new(b"image", 90, KernelForm::ByClaims));
+        assert_ne!(one, Key::new(b"imagf", 90, KernelForm::ByClaims));
+        assert_ne!(one, Key::new(b"image", 89, KernelForm::ByClaims));
+        assert_ne!(one, Key::new(b"image", 90, KernelForm::ByOffset));
         assert_eq!(one.to_string().len(), 64);
     }
 }

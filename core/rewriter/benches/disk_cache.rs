@@ -3,7 +3,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
-use tally_rewriter::kept::{self, Key};
+use tally_rewriter::disk_cache::{self as format, Key};
 use tally_rewriter::{KernelForm, image};
 
 /// PTX of so many kernels.
@@ -26,19 +26,19 @@ fn image_of(kernels: usize) -> String {
 fn benches(c: &mut Criterion) {
     for kernels in [8, 256] {
         let ptx = image_of(kernels);
-        let made = image::rewrite(ptx.as_bytes(), 75, KernelForm::Prelude, None).unwrap();
+        let made = image::rewrite(ptx.as_bytes(), 75, KernelForm::ByClaims, None).unwrap();
         assert_eq!(made.kernels.len(), kernels);
-        let key = Key::new(ptx.as_bytes(), 75, KernelForm::Prelude);
-        let file = kept::to_bytes(&key, &made);
+        let key = Key::new(ptx.as_bytes(), 75, KernelForm::ByClaims);
+        let file = format::to_bytes(&key, &made);
         let mut group = c.benchmark_group(format!("{} KiB of PTX", ptx.len() >> 10));
         group.throughput(Throughput::Bytes(ptx.len() as u64));
         group.bench_function("made", |b| {
-            b.iter(|| image::rewrite(black_box(ptx.as_bytes()), 75, KernelForm::Prelude, None))
+            b.iter(|| image::rewrite(black_box(ptx.as_bytes()), 75, KernelForm::ByClaims, None))
         });
         group.bench_function("found", |b| {
             b.iter(|| {
-                let key = Key::new(black_box(ptx.as_bytes()), 75, KernelForm::Prelude);
-                kept::from_bytes(&key, black_box(&file)).unwrap()
+                let key = Key::new(black_box(ptx.as_bytes()), 75, KernelForm::ByClaims);
+                format::from_bytes(&key, black_box(&file)).unwrap()
             })
         });
         group.finish();

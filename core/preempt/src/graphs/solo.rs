@@ -24,7 +24,7 @@ use std::cmp::Reverse;
 use tally_rewriter::names as kernel_names;
 
 /// Kernels of one chain that are launched by themselves, at most: the longest.
-pub const OWN_MAX: usize = 16;
+pub const SOLO_MAX: usize = 16;
 
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub struct Node {
 
 /// A kernel to be launched by itself.
 #[derive(Debug)]
-pub struct Own {
+pub struct Solo {
     pub kernel: u32,
     pub way: Way,
     function: usize,
@@ -183,18 +183,18 @@ pub fn wanted(nodes: &[Node], ready: &Ready) -> Vec<usize> {
     let mut found: Vec<(u32, usize)> = longest.collect();
     // Of equal ones the first stay first.
     found.sort_by_key(|(us, _)| Reverse(*us));
-    found.truncate(OWN_MAX);
+    found.truncate(SOLO_MAX);
     found.into_iter().map(|(_, handle)| handle).collect()
 }
 
-impl Own {
+impl Solo {
     /// What it takes to launch this node's kernel, which is one of [`wanted`].
     pub fn of(node: &Node, ready: &Ready) -> Option<Self> {
         let params = read(node.handle as Ptr)?;
         let (kernel, way, _) = node.way(ready)?;
         let transformed = kernels::transformed(kernel as usize)?;
         let parameters = issue::original_parameters(&arguments(&params), transformed)?;
-        Some(Own {
+        Some(Solo {
             kernel,
             way,
             function: node.function,
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_launch_by_itself_has_them_and_can_do_without() {
-        let own = Own {
+        let solo = Solo {
             kernel: 0,
             way: Way::Preemptible(0),
             function: 1,
@@ -320,7 +320,7 @@ mod tests {
         };
         let of =
             |a: &KernelArguments| -> Vec<i32> { a.attributes().iter().map(|a| a.id).collect() };
-        assert_eq!(own.with(of), [LAUNCH_ATTRIBUTE_CARVEOUT]);
-        assert!(own.without_hints(of).is_empty());
+        assert_eq!(solo.with(of), [LAUNCH_ATTRIBUTE_CARVEOUT]);
+        assert!(solo.without_hints(of).is_empty());
     }
 }

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
-use tally_rewriter::kept::{self, Key};
-use tally_rewriter::{KernelForm, Refusal, Rewritten, image};
+use tally_rewriter::disk_cache::{self as format, Key};
+use tally_rewriter::{KernelForm, Rewritten, TransformRefusal, image};
 
 /// Forms of smaller images are made about as fast as they are found.
 const IMAGE_BYTES_MIN: usize = 32 << 10;
@@ -48,7 +48,7 @@ pub fn rewrite(
     arch: u32,
     form: KernelForm,
     library: Option<&str>,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     let bytes_max = BYTES_MAX.load(Relaxed);
     let is_kept = bytes_max != 0 && bytes.len() >= IMAGE_BYTES_MIN && !is_vendor("", library);
     if is_kept {
@@ -59,7 +59,7 @@ pub fn rewrite(
 }
 
 /// The folder, and the one below which it must be: what is the user's to make is not made.
-type Place = (PathBuf, PathBuf);
+type CacheFolder = (PathBuf, PathBuf);
 
 /// What an earlier run has left.
 enum Left {
@@ -70,12 +70,12 @@ enum Left {
 }
 
 fn rewrite_in(
-    place: impl FnOnce() -> Option<Place> + Send + 'static,
+    place: impl FnOnce() -> Option<CacheFolder> + Send + 'static,
     bytes_max: u64,
     bytes: &[u8],
     arch: u32,
     form: KernelForm,
-) -> Result<Rewritten, Refusal> {
+) -> Result<Rewritten, TransformRefusal> {
     let key = Key::new(bytes, arch, form);
     let name = format!("{key}{ENDING}");
     let looked_for = name.clone();
@@ -89,7 +89,7 @@ fn rewrite_in(
     });
     let (place, left) = looked.unwrap_or((None, Left::Unknown(None)));
     if let Left::File(file) = &left
-        && let Some(found) = kept::from_bytes(&key, file)
+        && let Some(found) = format::from_bytes(&key, file)
     {
         return Ok(found);
     }
@@ -101,7 +101,7 @@ fn rewrite_in(
     let names = names.chain(rewritten.refused.iter().map(|(name, _)| name));
     let is_own = names.into_iter().all(|name| !is_vendor(name, None));
     if let (Some((below, path)), Left::Nothing | Left::File(_), true) = (place, left, is_own) {
-        let file = kept::to_bytes(&key, &rewritten);
+        let file = format::to_bytes(&key, &rewritten);
         if file.len() as u64 <= bytes_max && !host().have_filters_changed() {
             let written = host::run_apart(move || {
                 let folder = open_folder(&below, &path)?;
@@ -117,7 +117,7 @@ fn rewrite_in(
 
 /// The folder, by the environment that the program was started with: another thread may change the present one
 /// while it is read.
-fn place() -> Option<Place> {
+fn place() -> Option<CacheFolder> {
     let started_with = std::fs::read("/proc/self/environ").ok()?;
     let absolute = |name: &str| {
         let value = started_with
@@ -281,7 +281,8 @@ mod tests {
         let transformed = |name: &str| {
             let ptx = PTX.replace("NAME", name);
             let place = place.clone();
-            let made = rewrite_in(|| Some(place), 1 << 20, ptx.as_bytes(), 75, KernelForm::Prelude);
+            let made =
+                rewrite_in(|| Some(place), 1 << 20, ptx.as_bytes(), 75, KernelForm::ByClaims);
             let made = made.unwrap();
             assert_eq!(made.kernels.len(), 2, "{:?}", made.refused);
             made
