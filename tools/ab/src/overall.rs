@@ -15,7 +15,7 @@ use fastrand::Rng;
 const RESAMPLES: usize = 300;
 /// How much farther from the figure than the percentiles of the samples drawn anew a bound is:
 /// these hold the truth too rarely where neighbours resemble each other for long.
-const WIDER: f64 = 1.25;
+const WIDER: f64 = 1.15;
 /// Length of a run: the number of pairs to the power of this.
 const RUN_POWER: f64 = 1.0 / 3.0;
 /// Requests beyond a percentile without which it says nothing.

@@ -4,7 +4,7 @@
 
 use crate::design::{Arm, Plan};
 use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
-use crate::guard::Traffic;
+use crate::guard::{Guard, RELATIVE_ALPHA, Traffic};
 use crate::interval::{self, Bounds};
 use crate::metric::{Metric, REQUESTS_MIN};
 use crate::overall::{Overall, Part};
@@ -121,7 +121,7 @@ pub struct Beside {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuardReport {
     pub guard: String,
-    /// In the whole test; `null` if it is not known.
+    /// In the whole test, at most; `null` if it is not known.
     pub accident: Option<f64>,
 }
 
@@ -464,22 +464,29 @@ fn guards(experiment: &Experiment) -> Vec<GuardReport> {
         Part::Requests(tail) => Some(tail),
         Part::Sums(..) => None,
     }));
-    let accident = |(share, ns): (f64, u64)| {
+    let watched_s = plan.time_ns_max as f64 / 2e9;
+    // If requests come independently. One more is over the limit than was seen: hardly any may
+    // have been seen yet.
+    let independent = |(share, ns): (f64, u64)| {
         let requests = pool.requests();
         let traffic = Traffic {
             rate: requests as f64 / seconds.max(1e-9),
-            over: pool.over(ns) as f64 / requests.max(1) as f64,
+            over: (pool.over(ns) + 1) as f64 / (requests + 1) as f64,
             window_s: plan.guard_window_ns as f64 / 1e9,
-            watched_s: plan.time_ns_max as f64 / 2e9,
+            watched_s,
         };
         (requests > 0).then(|| traffic.accident_of(share))
     };
-    let all = plan.guards.iter();
-    all.map(|guard| GuardReport {
-        guard: guard.to_string(),
-        accident: guard.quantile().and_then(accident),
-    })
-    .collect()
+    let of_guard = |(at, guard): (usize, &Guard)| {
+        let seen = experiment.shadow().accident(at, watched_s);
+        let independent = guard.quantile().and_then(independent);
+        let accident = match guard.is_relative() {
+            true => Some(RELATIVE_ALPHA),
+            false => seen.into_iter().chain(independent).reduce(f64::max),
+        };
+        GuardReport { guard: guard.to_string(), accident }
+    };
+    plan.guards.iter().enumerate().map(of_guard).collect()
 }
 
 fn effects(differences: &[f64], alpha: f64) -> Vec<Point> {

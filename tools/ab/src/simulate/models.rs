@@ -173,6 +173,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
     let test_s = plan.time_ns_max as f64 / 1e9;
     let all = requests(model, block_s, test_s, &mut random);
     let (mut at, mut now_ns, metric) = (0, 0_u64, plan.metric);
+    let ticks = !plan.guards.is_empty();
     let mut knowledge: Knowledge<f64> = Knowledge::new(plan.state, None);
     let mut experiment = match Experiment::new(plan, now_ns) {
         Ok(experiment) => experiment,
@@ -180,7 +181,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
     };
     let (mut arm, mut level, mut late, mut sample) = (Arm::A, 0.0, 0.0, Sample::new());
     loop {
-        let (end_ns, measuring) = match experiment.next_action() {
+        let (end_ns, measuring, cut) = match experiment.next_action() {
             Action::End => return experiment,
             Action::Switch(next) => {
                 if model.learns() {
@@ -193,9 +194,10 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
                 experiment.switched(now_ns, &sample);
                 continue;
             }
-            // A whole phase at once: nothing here depends on the ticks.
+            Action::Take { at_ns, cut } if ticks => (at_ns, !experiment.in_washout(), cut),
+            // A whole phase at once: only guards depend on the ticks.
             Action::Take { at_ns, .. } => {
-                (experiment.cut_at_ns().unwrap_or(at_ns), !experiment.in_washout())
+                (experiment.cut_at_ns().unwrap_or(at_ns), !experiment.in_washout(), true)
             }
         };
         sample.clear();
@@ -227,7 +229,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
             sample.launches = 1 + sample.work_ns / 10_000_000;
         }
         now_ns = end_ns;
-        experiment.took(now_ns, true, &sample);
+        experiment.took(now_ns, cut, &sample);
     }
 }
 
