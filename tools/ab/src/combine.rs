@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 /// Reports at once.
 pub const REPORTS_MAX: usize = 256;
 
+/// The distance of a bound that holds at 95 % to one side, over that of one of two.
+const ONE_SIDED: f64 = 1.645 / 1.96;
+
 /// What several reports say together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Combined {
@@ -193,7 +196,9 @@ fn conclude(
         (true, true) => match overall {
             Some((ln, bounds)) => {
                 let worst = if sign > 0.0 { bounds.high } else { bounds.low };
-                let well = worst.is_some_and(|worst| sign * worst < OVERALL_MARGIN.ln_1p());
+                // That B is not much worse is asked to one side only.
+                let surely = |worst: f64| ln + ONE_SIDED * (worst - ln);
+                let well = worst.is_some_and(|w| sign * surely(w) < OVERALL_MARGIN.ln_1p());
                 let why = format!("B is better on {metric}, block by block");
                 let best = if sign > 0.0 { bounds.low } else { bounds.high };
                 if best.is_some_and(|best| sign * best > 0.0) {

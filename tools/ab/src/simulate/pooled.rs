@@ -10,8 +10,6 @@ use serde::Serialize;
 
 /// Lengths of tests, s.
 const POOLED_S: [u64; 8] = [15, 20, 30, 45, 60, 90, 120, 180];
-/// Bounds of the figure over all requests hold the truth at least this often: they are approximate.
-const OVERALL_COVERAGE_MIN: f64 = 0.85;
 
 /// One test on each of so many GPUs.
 fn once(
@@ -79,7 +77,7 @@ impl PooledRow {
     pub fn failure(&self) -> Option<String> {
         let wrong = self.decided > models::rejected_max(self.tests)
             || self.coverage < models::coverage_min(self.tests)
-            || self.overall_coverage < OVERALL_COVERAGE_MIN;
+            || self.overall_coverage < models::coverage_min(self.tests);
         wrong.then(|| format!("{self:?}"))
     }
 }
