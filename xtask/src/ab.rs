@@ -22,7 +22,7 @@ const TIMES: usize = 100;
 const TIMES_EIGHT: usize = 200;
 /// Tests of each guard, and of each model on eight GPUs.
 const GUARDED: u32 = 100;
-const POOLED: u32 = 1_000;
+const POOLED: u32 = 300;
 /// What 10 % of p99, to either side, takes at 50 requests a second in 80 % of tests on one GPU, and
 /// on eight.
 const MINUTES_MAX: f64 = 12.0;

@@ -68,7 +68,8 @@ fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
 }
 
 /// The ratios over all blocks of each test, weighted by how sure they are; `None` if a test has
-/// none. Standard errors from short tests are themselves unsure, and low where a burst left A's and
+/// none. A test's ratio is the middle of its bounds: percentiles of short tests jump from one
+/// request to the next, and samples drawn anew even that out. Standard errors from short tests are themselves unsure, and low where a burst left A's and
 /// B's requests alike, so half of each weight is that of the usual error: weighting by the errors
 /// alone draws the mean towards 1. Bounds hold at about 95 %.
 fn overall(reports: &[Report]) -> Option<(f64, Bounds)> {
@@ -76,8 +77,8 @@ fn overall(reports: &[Report]) -> Option<(f64, Bounds)> {
     for report in reports {
         let effect = report.overall?.effect;
         // Both bounds are 1.96 standard errors away, more or less.
-        let se = ((effect.high?.ln() - effect.low?.ln()) / 3.92).max(1e-3);
-        let ln = effect.ratio.ln();
+        let (low, high) = (effect.low?.ln(), effect.high?.ln());
+        let (se, ln) = (((high - low) / 3.92).max(1e-3), f64::midpoint(low, high));
         if !(se.is_finite() && ln.is_finite()) {
             return None;
         }
