@@ -15,7 +15,7 @@ mod judge;
 
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
-use crate::guard::{Heard, Window};
+use crate::guard::{Heard, Relative, Shadow, Window};
 use crate::interval;
 use crate::ledger::Ledger;
 use crate::load::Adjuster;
@@ -142,6 +142,10 @@ pub struct Experiment {
     served: Served,
     sample_ratio: Betting,
     window: Window,
+    /// Guards relative to A.
+    relative: Vec<Relative>,
+    /// What the guards would have said of A.
+    shadow: Shadow,
     ended: Option<Ended>,
 }
 
@@ -156,6 +160,8 @@ impl Experiment {
         let arm = assignment.next_arm();
         Ok(Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
+            relative: Relative::all(&plan.guards),
+            shadow: Shadow::new(&plan.guards, plan.slo_ns, plan.guard_window_ns),
             ledger: Ledger::default(),
             pace: Pace::new(&plan),
             rest_ns: 0,
@@ -263,6 +269,9 @@ impl Experiment {
         self.look(now_ns, sample);
         let (carried, open) = (self.ledger.ended_of_b(&sample.carried), self.ledger.open_of_b());
         let b = (self.arm() == Arm::B).then_some(sample);
+        if b.is_none() {
+            self.shadow.add(sample);
+        }
         if let Some(breach) = self.window.add(Heard { sample: b, carried: &carried, open: &open }) {
             return self.end(now_ns, Reason::Guard, breach);
         }
@@ -379,13 +388,6 @@ impl Experiment {
                 self.end_pair(now_ns, &a.0, &b.0);
             }
         }
-        if self.arm == Arm::A && self.window.is_relative() {
-            let of_a = || self.blocks.iter().filter(|block| block.arm == Arm::A);
-            let seconds: f64 = of_a().map(|block| block.measured_s).sum();
-            let block_s = seconds / of_a().count().max(1) as f64;
-            let watched_s = self.plan.time_ns_max as f64 / 2e9;
-            self.window.refer(&self.ledger.ended_under(Arm::A), block_s, watched_s);
-        }
         let last = self.arm;
         self.arm = self.assignment.next_arm();
         // After a pair: A serves already, or is to be put active first.
@@ -402,6 +404,9 @@ impl Experiment {
         let requests = |s: &Sample| (s.requests() as f64 + 1.0) / (s.span_ns() as f64).max(1.0);
         let load = requests(b).ln() - requests(a).ln();
         self.sample_ratio.push(load);
+        // Each of them, so that none misses a pair.
+        let breaches = self.relative.iter_mut().filter_map(|guard| guard.push(a, b));
+        let breach = breaches.fold(None, |first: Option<String>, next| first.or(Some(next)));
         self.pace.ended(a, b, metric != Metric::BeThroughput);
         self.rest_ns = self.pace.rest_ns();
         match difference {
@@ -433,6 +438,9 @@ impl Experiment {
             );
             self.end(now_ns, Reason::NotServed, message);
             self.blame(arm);
+        } else if let Some(breach) = breach {
+            self.end(now_ns, Reason::Guard, breach);
+            self.blame(Arm::B);
         } else if self.is_decided() && !self.plan.to_end {
             let message = format!("after {blocks} blocks");
             self.end(now_ns, Reason::Decided, message);
@@ -469,6 +477,11 @@ impl Experiment {
 
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// What the guards would have said of A.
+    pub fn shadow(&self) -> &Shadow {
+        &self.shadow
     }
 
     /// The arm active, or to be put active next.

@@ -5,15 +5,15 @@
 //! | metric | means | breached when, in the window |
 //! | --- | --- | --- |
 //! | `hp_p50<8ms`, `hp_p99<8ms`, `hp_p999<8ms` | high-priority requests' times | more than 50 %, 1 %, 0.1 % of the requests, and at least two, took longer; each one still under way counts as soon as it is too old; one that lasts as long as the window or the measured part of a block is enough by itself |
-//! | `hp_p99<1.2*A` (also `hp_p50`, `hp_p999`) | the same, relative to A's percentile so far | more took longer than A's own tail makes likely in one of 20 tests |
+//! | `hp_p99<1.2*A` (also `hp_p50`, `hp_p999`) | the same, relative to A's | pairs of blocks show that B's is higher: see [`Relative`] |
 //! | `slo_attainment>95%` | share of requests within the objective | it is less, of at least 20 requests |
 //! | `be_throughput>20%`, `>200ms/s` | best-effort work, GPU time a second | it is less, once the window is full |
 //!
-//! A guard protects users; it is no test: it has no level, and a breach proves nothing but
-//! that the limit was not kept.
+//! A guard with a limit of its own protects users; it is no test: it has no level, and a breach
+//! proves nothing but that the limit was not kept. One relative to A is a test.
 
+use crate::betting::Betting;
 use crate::sample::Sample;
-use crate::tail::{Pool, Tail};
 use crate::units::{parse_ns, time};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -61,6 +61,19 @@ impl Guard {
             Limit::Quantile { share, ns } => Some((share, ns)),
             _ => None,
         }
+    }
+
+    /// For a guard relative to A: the share, and so many times A's time.
+    fn times_a(&self) -> Option<(f64, f64)> {
+        match self.limit {
+            Limit::TimesA { share, times } => Some((share, times)),
+            _ => None,
+        }
+    }
+
+    /// Whether it is relative to A.
+    pub fn is_relative(&self) -> bool {
+        self.times_a().is_some()
     }
 
     /// Whether it needs the plan's objective.
@@ -163,10 +176,53 @@ impl std::fmt::Display for Guard {
     }
 }
 
-/// Chance of one accidental breach of a relative guard in a whole test.
-const ACCIDENT_MAX: f64 = 0.05;
-/// A's requests beyond the percentile without which a relative guard waits.
-const REFERENCE_OVER_MIN: f64 = 3.0;
+/// Level of a relative guard: the chance of an accidental breach in a whole test.
+pub const RELATIVE_ALPHA: f64 = 0.05;
+
+/// A guard relative to A. Load that comes in bursts makes either arm's requests slow, so what B's
+/// do in a window says nothing of B; that the block which had the slow ones was B's is a coin's
+/// chance. So pairs of blocks are bet on as in the test itself ([`crate::betting`]), with the
+/// factor taken out: a B whose figures are A's, or up to so many times, breaches at most at the
+/// level, whatever the noise. At least eight pairs must agree.
+#[derive(Clone, Debug)]
+pub struct Relative {
+    guard: Guard,
+    share: f64,
+    times: f64,
+    betting: Betting,
+    /// Pairs, and logarithms of B's figure over A's summed over them.
+    pairs: u32,
+    sum: f64,
+}
+
+impl Relative {
+    /// Those of these guards that are.
+    pub fn all(guards: &[Guard]) -> Vec<Relative> {
+        let relative = guards.iter().filter_map(|guard| {
+            let (share, times) = guard.times_a()?;
+            let (guard, betting) = (guard.clone(), Betting::new());
+            Some(Relative { guard, share, times, betting, pairs: 0, sum: 0.0 })
+        });
+        relative.collect()
+    }
+
+    /// A pair's blocks. How it is breached, if it is.
+    pub fn push(&mut self, a: &Sample, b: &Sample) -> Option<String> {
+        let of = |sample: &Sample| sample.quantile_ns(self.share).map(|ns| (ns as f64).ln());
+        let difference = of(b)? - of(a)?;
+        self.pairs += 1;
+        self.sum += difference;
+        self.betting.push(difference - self.times.ln());
+        (self.betting.rejects(RELATIVE_ALPHA) && self.betting.is_higher()).then(|| {
+            format!(
+                "{}: in {} pairs of blocks it was {:.2} times A's on average",
+                self.guard,
+                self.pairs,
+                (self.sum / f64::from(self.pairs)).exp()
+            )
+        })
+    }
+}
 
 /// Chance that a Poisson variable of this mean is at least `k`.
 fn poisson_at_least(mean: f64, k: u64) -> f64 {
@@ -205,14 +261,6 @@ impl Traffic {
         let allowed = ((1.0 - share) * self.rate * self.window_s).floor() as u64;
         self.accident((allowed + 1).max(SLOW_REQUESTS_MIN))
     }
-}
-
-/// What a relative guard compares with: A's requests so far.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Reference {
-    ns: u64,
-    /// Number of requests over the limit in the window that are a breach.
-    least: u64,
 }
 
 /// What guards need of a stretch of time.
@@ -258,7 +306,6 @@ pub struct Window {
     length_ns: u64,
     /// A request under way for so long is a breach by itself: what a block of B can show.
     stuck_ns: u64,
-    references: Vec<Option<Reference>>,
     pieces: VecDeque<Piece>,
     sum: Piece,
 }
@@ -266,9 +313,8 @@ pub struct Window {
 impl Window {
     /// A window of this length, ns, in which nothing has been seen.
     pub fn new(guards: Vec<Guard>, slo_ns: Option<u64>, length_ns: u64) -> Self {
-        let (pieces, sum, references) =
-            (VecDeque::new(), Piece::default(), vec![None; guards.len()]);
-        Window { guards, slo_ns, length_ns, stuck_ns: length_ns, references, pieces, sum }
+        let (pieces, sum) = (VecDeque::new(), Piece::default());
+        Window { guards, slo_ns, length_ns, stuck_ns: length_ns, pieces, sum }
     }
 
     /// A block begins that is measured for so long.
@@ -276,46 +322,10 @@ impl Window {
         self.stuck_ns = self.length_ns.min(measured_ns);
     }
 
-    /// Whether any guard needs [`Window::refer`].
-    pub fn is_relative(&self) -> bool {
-        self.guards.iter().any(|guard| matches!(guard.limit, Limit::TimesA { .. }))
-    }
-
-    /// What A did so far: its blocks, how long each was measured, and for how long B will be looked
-    /// at.
-    pub fn refer(&mut self, blocks: &[Tail], block_s: f64, watched_s: f64) {
-        let pool = Pool::of(blocks);
-        let (requests, window_s) = (pool.requests() as f64, self.length_ns as f64 / 1e9);
-        for (guard, reference) in self.guards.iter().zip(&mut self.references) {
-            let Limit::TimesA { share, times } = guard.limit else { continue };
-            if requests * (1.0 - share) < REFERENCE_OVER_MIN {
-                continue;
-            }
-            let Some(quantile_ns) = pool.quantile_ns(share) else { continue };
-            let ns = (quantile_ns * times) as u64;
-            let traffic = Traffic {
-                rate: requests / (blocks.len() as f64 * block_s).max(1e-9),
-                over: (pool.over(ns) + 1) as f64 / (requests + 1.0),
-                window_s,
-                watched_s,
-            };
-            let likely = (SLOW_REQUESTS_MIN..).find(|k| traffic.accident(*k) <= ACCIDENT_MAX);
-            // Slow requests of A may come in groups, too.
-            let worst = blocks.iter().map(|block| block.over(ns)).max().unwrap_or(0) as f64;
-            let worst = worst * (window_s / block_s).max(1.0);
-            let grouped = (worst + 3.0 * worst.sqrt()) as u64 + 1;
-            let least = likely.unwrap_or(u64::MAX).max(grouped);
-            *reference = Some(Reference { ns, least });
-        }
-    }
-
-    /// The time that a guard holds requests to, ns; `None` if it does not, or not yet.
-    fn limit_ns(&self, at: usize) -> Option<u64> {
-        match self.guards[at].limit {
-            Limit::Quantile { ns, .. } => Some(ns),
-            Limit::TimesA { .. } => self.references[at].map(|reference| reference.ns),
-            Limit::Slo(_) | Limit::Work(_) => None,
-        }
+    /// Begin again.
+    fn clear(&mut self) {
+        self.pieces.clear();
+        self.sum = Piece::default();
     }
 
     /// Something was heard of B. The guard that is breached, if one is, and how.
@@ -332,7 +342,11 @@ impl Window {
             requests,
             within_slo: requests - self.slo_ns.map_or(0, over).min(requests),
             work_ns: of_sample(&|sample| sample.work_ns),
-            over: (0..self.guards.len()).map(|at| self.limit_ns(at).map_or(0, over)).collect(),
+            over: self
+                .guards
+                .iter()
+                .map(|guard| guard.quantile().map_or(0, |(_, ns)| over(ns)))
+                .collect(),
         };
         self.sum.add(&piece, u64::saturating_add);
         self.pieces.push_back(piece);
@@ -350,8 +364,9 @@ impl Window {
         let (guard, sum) = (&self.guards[at], &self.sum);
         let too_old = |ns: u64| open.iter().filter(|age| **age > ns).count() as u64;
         match guard.limit {
-            Limit::Quantile { share, .. } | Limit::TimesA { share, .. } => {
-                let ns = self.limit_ns(at)?;
+            // Not a window's: see `Relative`.
+            Limit::TimesA { .. } => None,
+            Limit::Quantile { share, ns } => {
                 let oldest_ns = open.iter().copied().max().unwrap_or(0);
                 if oldest_ns >= self.stuck_ns.max(ns) {
                     return Some(format!(
@@ -362,8 +377,7 @@ impl Window {
                 let open = too_old(ns);
                 let (over, requests) = (sum.over[at] + open, sum.requests + open);
                 let allowed = (1.0 - share) * requests as f64;
-                let least = self.references[at].map_or(SLOW_REQUESTS_MIN, |r| r.least);
-                (over >= least && over as f64 > allowed).then(|| {
+                (over >= SLOW_REQUESTS_MIN && over as f64 > allowed).then(|| {
                     format!(
                         "{guard}: {over} of the last {requests} requests under B took longer than {}",
                         time(ns as f64)
@@ -392,6 +406,38 @@ impl Window {
                 })
             }
         }
+    }
+}
+
+/// How often A itself would have breached each guard: what B may be blamed for that is not B's.
+#[derive(Clone, Debug)]
+pub struct Shadow {
+    each: Vec<(Window, u32)>,
+    observed_ns: u64,
+}
+
+impl Shadow {
+    pub fn new(guards: &[Guard], slo_ns: Option<u64>, length_ns: u64) -> Self {
+        let window = |guard: &Guard| (Window::new(vec![guard.clone()], slo_ns, length_ns), 0);
+        Shadow { each: guards.iter().map(window).collect(), observed_ns: 0 }
+    }
+
+    /// What was measured of A. A breach counts, and the window begins again.
+    pub fn add(&mut self, sample: &Sample) {
+        self.observed_ns += sample.span_ns();
+        for (window, breaches) in &mut self.each {
+            if window.add(Heard { sample: Some(sample), ..Heard::default() }).is_some() {
+                *breaches += 1;
+                window.clear();
+            }
+        }
+    }
+
+    /// Chance that a B like A breaches this guard in so much time; `None` if A never did.
+    pub fn accident(&self, at: usize, watched_s: f64) -> Option<f64> {
+        let (breaches, observed_s) = (self.each.get(at)?.1, self.observed_ns as f64 / 1e9);
+        let expected = f64::from(breaches) / observed_s.max(1e-9) * watched_s;
+        (breaches > 0).then(|| -(-expected).exp_m1())
     }
 }
 

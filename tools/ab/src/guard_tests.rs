@@ -137,35 +137,46 @@ fn lengths(random: &mut fastrand::Rng, count: usize, factor: f64) -> Vec<u64> {
     (0..count).map(|_| (5e6 * factor * (0.4 * normal(random)).exp()) as u64).collect()
 }
 
-/// Ten minutes at 50 requests a second, five of them B's: how often a B that is `factor` times as
-/// slow as A breaches.
-fn breaches(guard: &str, factor: f64, tests: u64) -> u64 {
-    let breached = |seed| {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let mut window = Window::new(vec![guard.parse().unwrap()], None, 1_900_000_000);
-        let mut blocks: Vec<Tail> = Vec::new();
-        (0..150).any(|_| {
-            let mut tail = Tail::default();
-            lengths(&mut random, 95, 1.0).iter().for_each(|ns| tail.add(*ns, 1));
-            blocks.push(tail);
-            window.refer(&blocks, 1.9, 300.0);
-            (0..38).any(|_| {
-                let mut sample = Sample::new();
-                sample.to_ns = 50_000_000;
-                let count = usize::from(random.bool()) + 2;
-                lengths(&mut random, count, factor).iter().for_each(|ns| sample.request(*ns));
-                window.hear(&sample).is_some()
-            })
-        })
-    };
-    (1..=tests).filter(|seed| breached(*seed)).count() as u64
+/// So many pairs of blocks of 12 requests: after how many a B that is `factor` times as slow as A
+/// breaches.
+fn breached_after(guard: &str, factor: f64, pairs: usize, seed: u64) -> Option<usize> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut relative = Relative::all(&[guard.parse().unwrap()]);
+    (0..pairs).position(|_| {
+        // Bursts, in either of the blocks.
+        let mut block = |factor: f64| {
+            let burst = if random.u8(..10) == 0 { 8.0 } else { 1.0 };
+            let mut sample = Sample::new();
+            lengths(&mut random, 12, burst * factor).iter().for_each(|ns| sample.request(*ns));
+            sample
+        };
+        relative[0].push(&block(1.0), &block(factor)).is_some()
+    })
 }
 
 #[test]
 fn a_guard_of_1_2_times_a_is_hardly_breached_by_accident_and_found_when_it_must_be() {
+    let after = |factor| {
+        (1..=100).filter_map(|seed| breached_after("hp_p99<1.2*A", factor, 600, seed)).collect()
+    };
+    let [same, limit, worse]: [Vec<usize>; 3] = [1.0, 1.2, 3.0].map(after);
     // 5 % of 100, and 4 standard deviations.
-    assert!(breaches("hp_p99<1.2*A", 1.0, 40) <= 5, "by accident");
-    assert_eq!(breaches("hp_p99<1.2*A", 3.0, 10), 10);
+    assert!(same.len() <= 5 && limit.len() <= 13, "by accident: {same:?} {limit:?}");
+    assert!(worse.len() == 100 && worse.iter().all(|pairs| *pairs < 60), "{worse:?}");
+    assert!(Relative::all(&[guard("hp_p99<8ms")]).is_empty());
+}
+
+#[test]
+fn what_a_would_have_breached_is_counted() {
+    let mut shadow = Shadow::new(&[guard("hp_p99<8ms"), guard("hp_p99<1s")], None, 1_000_000_000);
+    for at in 0..100 {
+        // 10 s of A: twice two slow requests, far apart.
+        shadow.add(&sample(1, if [30, 70].contains(&at) { 2 } else { 0 }));
+    }
+    // Two in 10 s are one expected in 5 s.
+    let chance = shadow.accident(0, 5.0).unwrap();
+    assert!((chance - (1.0 - (-1f64).exp())).abs() < 1e-9, "{chance}");
+    assert_eq!(shadow.accident(1, 5.0), None);
 }
 
 #[test]

@@ -130,12 +130,6 @@ impl Ledger {
         self.open.iter().filter_map(|began| self.part_of_b(*began, age(began))).collect()
     }
 
-    /// The requests that began in an arm's blocks and ended.
-    pub fn ended_under(&self, arm: Arm) -> Vec<Tail> {
-        let own = self.stretches.iter().filter(|s| s.arm == arm && s.number.is_some());
-        own.map(|block| block.own.clone()).collect()
-    }
-
     /// Each block's arm, its own requests and what it inherited, those under way with their
     /// ages so far.
     pub fn tails(&self) -> Vec<(Arm, Tail, Tail)> {

@@ -20,6 +20,7 @@ pub mod experiment;
 pub mod guard;
 pub mod interval;
 mod ledger;
+mod lengths;
 mod load;
 pub mod meter;
 pub mod metric;

@@ -8,13 +8,16 @@
 
 use crate::design::Arm;
 use crate::interval::Bounds;
-use crate::tail::{Pool, Tail};
+use crate::tail::{STEP_LN, Tail, ns_of};
 use fastrand::Rng;
 
 /// Bootstrap samples, drawn with replacement.
 const RESAMPLES: usize = 300;
-/// Requests beyond the percentile, times this, are told apart in samples drawn anew.
-const LEAST_BEYOND: f64 = 5.0;
+/// How much farther from the figure than the percentiles of the samples drawn anew a bound is:
+/// these hold the truth too rarely where neighbours resemble each other for long.
+const WIDER: f64 = 1.15;
+/// Length of a run: the number of pairs to the power of this.
+const RUN_POWER: f64 = 1.0 / 3.0;
 /// Requests beyond a percentile without which it says nothing.
 const BEYOND_MIN: f64 = 10.0;
 
@@ -26,29 +29,6 @@ pub enum Part {
     /// Numerator and denominator of a ratio of sums: work and seconds, or requests within the objective and
     /// all.
     Sums(f64, f64),
-}
-
-impl Part {
-    fn upper(&self, ns: u64) -> Part {
-        match self {
-            Part::Requests(tail) => Part::Requests(tail.upper(ns)),
-            Part::Sums(..) => self.clone(),
-        }
-    }
-}
-
-/// The lesser of both arms' percentiles of this share, ns.
-fn least_ns(pairs: &[(Part, Part)], share: f64) -> Option<u64> {
-    let mut pools = [Pool::default(), Pool::default()];
-    for (a, b) in pairs {
-        for (pool, part) in pools.iter_mut().zip([a, b]) {
-            if let Part::Requests(tail) = part {
-                pool.add(tail);
-            }
-        }
-    }
-    let of = |pool: &Pool| pool.quantile_ns(share.max(0.0)).map(|ns| ns as u64);
-    Some(of(&pools[0])?.min(of(&pools[1])?))
 }
 
 /// Both arms taken together over all blocks.
@@ -65,32 +45,61 @@ pub struct Overall {
     pub higher: f64,
 }
 
-/// What is summed over the blocks drawn.
-enum Sum {
-    Pool(Box<Pool>, f64),
-    Sums(f64, f64),
+/// One arm's parts, so that its figure over blocks that are drawn several times, or not at all, is
+/// found fast.
+enum Blocks {
+    Requests {
+        share: f64,
+        /// Requests of each block.
+        requests: Vec<u64>,
+        /// Step, block and number, the longest first.
+        longest: Vec<(u16, u32, u32)>,
+    },
+    Sums(Vec<(f64, f64)>),
 }
 
-impl Sum {
-    fn clear(&mut self) {
-        match self {
-            Sum::Pool(pool, _) => pool.clear(),
-            Sum::Sums(a, b) => (*a, *b) = (0.0, 0.0),
+impl Blocks {
+    fn new<'a>(parts: impl Iterator<Item = &'a Part>, quantile: Option<f64>) -> Self {
+        let Some(share) = quantile else {
+            let sums = parts.map(|part| match part {
+                Part::Sums(a, b) => (*a, *b),
+                Part::Requests(_) => (0.0, 0.0),
+            });
+            return Blocks::Sums(sums.collect());
+        };
+        let (mut requests, mut longest) = (Vec::new(), Vec::new());
+        for (at, part) in parts.enumerate() {
+            let Part::Requests(tail) = part else { continue };
+            requests.push(tail.requests());
+            longest.extend(tail.steps().map(|(step, count)| (step, at as u32, count)));
         }
+        longest.sort_unstable_by(|a, b| b.cmp(a));
+        Blocks::Requests { share, requests, longest }
     }
 
-    fn add(&mut self, part: &Part) {
-        match (self, part) {
-            (Sum::Pool(pool, _), Part::Requests(tail)) => pool.add(tail),
-            (Sum::Sums(a, b), Part::Sums(c, d)) => (*a, *b) = (*a + c, *b + d),
-            _ => {}
-        }
-    }
-
-    fn figure(&self) -> Option<f64> {
+    /// With each block as often as `times` says.
+    fn figure(&self, times: &[u32]) -> Option<f64> {
         match self {
-            Sum::Pool(pool, share) => pool.quantile_ns(*share),
-            Sum::Sums(a, b) => (*a > 0.0 && *b > 0.0).then(|| a / b),
+            Blocks::Requests { share, requests, longest } => {
+                let all = requests.iter().zip(times).map(|(n, times)| n * u64::from(*times));
+                let all: u64 = all.sum();
+                if all == 0 {
+                    return None;
+                }
+                let above = all - (share * all as f64).ceil().max(1.0) as u64;
+                let mut seen = 0;
+                longest.iter().find_map(|(step, block, count)| {
+                    seen += u64::from(*count) * u64::from(times[*block as usize]);
+                    (seen > above).then(|| ns_of(*step))
+                })
+            }
+            Blocks::Sums(sums) => {
+                let mut sum = (0.0, 0.0);
+                for ((a, b), times) in sums.iter().zip(times) {
+                    sum = (sum.0 + a * f64::from(*times), sum.1 + b * f64::from(*times));
+                }
+                (sum.0 > 0.0 && sum.1 > 0.0).then(|| sum.0 / sum.1)
+            }
         }
     }
 }
@@ -114,39 +123,27 @@ pub fn overall(pairs: &[(Part, Part)], alpha: f64, seed: u64) -> Option<Overall>
         (Part::Requests(_), _) => Some(quantile_for(requests(Arm::A).min(requests(Arm::B)))?),
         _ => None,
     };
-    let empty = || match quantile {
-        Some(share) => Sum::Pool(Box::default(), share),
-        None => Sum::Sums(0.0, 0.0),
-    };
-    let mut sums = [empty(), empty()];
-    let mut of = |pairs: &[(Part, Part)], order: &mut dyn Iterator<Item = usize>| {
-        sums.iter_mut().for_each(Sum::clear);
-        for at in order {
-            sums[0].add(&pairs[at].0);
-            sums[1].add(&pairs[at].1);
-        }
-        Some((sums[0].figure()?, sums[1].figure()?))
-    };
-    let (a, b) = of(pairs, &mut (0..pairs.len()))?;
+    let arms = [Arm::A, Arm::B].map(|arm| Blocks::new(all(arm), quantile));
+    let figures = |times: &[u32]| Some((arms[0].figure(times)?, arms[1].figure(times)?));
+    let mut times = vec![1; pairs.len()];
+    let (a, b) = figures(&times)?;
     let ln_ratio = (b / a).ln();
-    // Most requests are far below the percentile, whichever pairs are drawn.
-    let least_ns = quantile.and_then(|share| least_ns(pairs, 1.0 - LEAST_BEYOND * (1.0 - share)));
-    let upper: Vec<(Part, Part)> = match least_ns {
-        Some(ns) => pairs.iter().map(|(a, b)| (a.upper(ns), b.upper(ns))).collect(),
-        None => pairs.to_vec(),
-    };
     let mut random = Rng::with_seed(seed);
-    let run = (pairs.len() as f64).cbrt().ceil() as usize;
-    let mut order = Vec::with_capacity(pairs.len() + run);
+    let run = (pairs.len() as f64).powf(RUN_POWER).ceil() as usize;
     let mut drawn: Vec<f64> = (0..RESAMPLES)
         .filter_map(|_| {
-            order.clear();
-            while order.len() < pairs.len() {
+            times.fill(0);
+            let mut left = pairs.len();
+            while left > 0 {
                 let first = random.usize(..pairs.len());
-                order.extend((first..first + run).map(|at| at % pairs.len()));
+                let length = run.min(left);
+                // A run that reaches beyond the last pair goes on with the first.
+                let end = (first + length).min(pairs.len());
+                times[first..end].iter_mut().for_each(|times| *times += 1);
+                times[..first + length - end].iter_mut().for_each(|times| *times += 1);
+                left -= length;
             }
-            order.truncate(pairs.len());
-            let (a, b) = of(&upper, &mut order.iter().copied())?;
+            let (a, b) = figures(&times)?;
             Some((b / a).ln())
         })
         .collect();
@@ -155,7 +152,12 @@ pub fn overall(pairs: &[(Part, Part)], alpha: f64, seed: u64) -> Option<Overall>
         let rank = (share * drawn.len() as f64).round() as usize;
         drawn.get(rank.min(drawn.len().saturating_sub(1))).copied()
     };
-    let bounds = Bounds { low: at(alpha / 2.0), high: at(1.0 - alpha / 2.0) };
+    // Figures of requests are known to half a step each.
+    let step = if quantile.is_some() { STEP_LN } else { 0.0 };
+    let bound = |share: f64, sign: f64| {
+        at(share).map(|ln| ln_ratio + WIDER * (ln - ln_ratio) + sign * step)
+    };
+    let bounds = Bounds { low: bound(alpha / 2.0, -1.0), high: bound(1.0 - alpha / 2.0, 1.0) };
     let higher = drawn.iter().filter(|ln| **ln > 0.0).count() as f64 / drawn.len().max(1) as f64;
     Some(Overall { quantile, a, b, ln_ratio, bounds, higher })
 }

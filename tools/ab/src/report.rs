@@ -4,7 +4,7 @@
 
 use crate::design::{Arm, Plan};
 use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
-use crate::guard::Traffic;
+use crate::guard::{Guard, RELATIVE_ALPHA, Traffic};
 use crate::interval::{self, Bounds};
 use crate::metric::{Metric, REQUESTS_MIN};
 use crate::overall::{Overall, Part};
@@ -121,7 +121,7 @@ pub struct Beside {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuardReport {
     pub guard: String,
-    /// In the whole test; `null` if it is not known.
+    /// In the whole test, at most; `null` if it is not known.
     pub accident: Option<f64>,
 }
 
@@ -150,6 +150,8 @@ pub struct Point {
     pub effect: Effect,
 }
 
+/// By how much requests of the same policy may be slower at times.
+const SLOWER_AT_TIMES: f64 = 1.2;
 /// A guard whose chance of an accidental breach is above this is told.
 const ACCIDENT_TOLD: f64 = 0.05;
 /// Loads that differ by more than this are told to people, shown to be no chance or not.
@@ -355,7 +357,7 @@ impl Report {
         for guard in &self.guards {
             if let Some(chance) = guard.accident.filter(|chance| *chance > ACCIDENT_TOLD) {
                 all.push(format!(
-                    "guard {}: a B as good as A breaches it by accident in {:.0} % of such tests",
+                    "guard {}: a B as good as A breaches it by accident in up to {:.0} % of such tests",
                     guard.guard,
                     chance * 100.0
                 ));
@@ -464,22 +466,28 @@ fn guards(experiment: &Experiment) -> Vec<GuardReport> {
         Part::Requests(tail) => Some(tail),
         Part::Sums(..) => None,
     }));
-    let accident = |(share, ns): (f64, u64)| {
+    let watched_s = plan.time_ns_max as f64 / 2e9;
+    // If requests come independently, and all are slower at times.
+    let independent = |(share, ns): (f64, u64)| {
         let requests = pool.requests();
         let traffic = Traffic {
             rate: requests as f64 / seconds.max(1e-9),
-            over: pool.over(ns) as f64 / requests.max(1) as f64,
+            over: pool.over((ns as f64 / SLOWER_AT_TIMES) as u64) as f64 / requests.max(1) as f64,
             window_s: plan.guard_window_ns as f64 / 1e9,
-            watched_s: plan.time_ns_max as f64 / 2e9,
+            watched_s,
         };
         (requests > 0).then(|| traffic.accident_of(share))
     };
-    let all = plan.guards.iter();
-    all.map(|guard| GuardReport {
-        guard: guard.to_string(),
-        accident: guard.quantile().and_then(accident),
-    })
-    .collect()
+    let of_guard = |(at, guard): (usize, &Guard)| {
+        let seen = experiment.shadow().accident(at, watched_s);
+        let independent = guard.quantile().and_then(independent);
+        let accident = match guard.is_relative() {
+            true => Some(RELATIVE_ALPHA),
+            false => seen.into_iter().chain(independent).reduce(f64::max),
+        };
+        GuardReport { guard: guard.to_string(), accident }
+    };
+    plan.guards.iter().enumerate().map(of_guard).collect()
 }
 
 fn effects(differences: &[f64], alpha: f64) -> Vec<Point> {

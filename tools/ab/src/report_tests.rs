@@ -194,5 +194,5 @@ fn a_guard_that_will_be_breached_by_accident_is_told() {
     let report = Report::new(&experiment(0.5, 60, plan), &arms(), 1, false);
     assert!(report.guards[0].accident.unwrap() > 0.9, "{:?}", report.guards);
     assert_eq!(report.guards[1].accident, Some(0.0));
-    assert!(report.text().contains("by accident in 100 %"), "{}", report.text());
+    assert!(report.text().contains("by accident in up to 100 %"), "{}", report.text());
 }

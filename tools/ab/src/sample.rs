@@ -1,16 +1,12 @@
 //! What was measured in some stretch of time: filled by the dispatch thread, which
 //! neither allocates nor locks for it, and emptied by the experiment.
 
+use crate::lengths::Lengths;
 use crate::meter::Requests;
-use hdrhistogram::Histogram;
 
 /// Requests carried over a cut, or under way, that one sample holds: as many as clients.
 const CARRIED_MAX: usize = 4_096;
 
-/// Longest request told apart, ns; longer ones count as this.
-const LONGEST_NS: u64 = 120_000_000_000;
-/// Figures kept of a request's time: 0.1 % steps.
-const SIGNIFICANT_DIGITS: u8 = 3;
 /// Requests counted at once, so that a client's wild counter stays one client's.
 const TOGETHER_MAX: u64 = 1_000_000;
 
@@ -27,7 +23,7 @@ pub struct Carried {
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Times of high-priority requests, ns.
-    latencies: Histogram<u64>,
+    latencies: Lengths,
     pub from_ns: u64,
     pub to_ns: u64,
     /// Requests that ended here and began before the last cut; not among the others.
@@ -49,11 +45,8 @@ pub struct Sample {
 impl Sample {
     /// An empty one; allocates all that it will ever need.
     pub fn new() -> Self {
-        let latencies = Histogram::new_with_bounds(1, LONGEST_NS, SIGNIFICANT_DIGITS)
-            // The bounds are constants that the library accepts.
-            .expect("constant bounds are valid");
         Sample {
-            latencies,
+            latencies: Lengths::new(),
             from_ns: 0,
             to_ns: 0,
             carried: Vec::with_capacity(CARRIED_MAX),
@@ -68,7 +61,7 @@ impl Sample {
 
     /// Forget everything; keeps the memory.
     pub fn clear(&mut self) {
-        self.latencies.reset();
+        self.latencies.clear();
         (self.from_ns, self.to_ns) = (0, 0);
         self.carried.clear();
         self.open.clear();
@@ -78,7 +71,7 @@ impl Sample {
 
     /// A request took so long.
     pub fn request(&mut self, ns: u64) {
-        self.latencies.saturating_record(ns.max(1));
+        self.latencies.add(ns.max(1), 1);
     }
 
     /// Adds `count` requests that took `sum_ns` together.
@@ -86,7 +79,7 @@ impl Sample {
         let count = count.min(TOGETHER_MAX);
         if count > 0 {
             self.merged += count;
-            self.latencies.saturating_record_n((sum_ns / count).max(1), count);
+            self.latencies.add((sum_ns / count).max(1), count);
         }
     }
 
@@ -111,22 +104,22 @@ impl Sample {
     }
 
     pub fn requests(&self) -> u64 {
-        self.latencies.len()
+        self.latencies.requests()
     }
 
     /// How long requests took, ns: this share took at most so long. `None` without any.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
-        (!self.latencies.is_empty()).then(|| self.latencies.value_at_quantile(share))
+        self.latencies.quantile_ns(share)
     }
 
     /// How many requests took about how long, ns, by rising length.
     pub fn lengths(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.latencies.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value()))
+        self.latencies.iter()
     }
 
     /// Requests that took longer than this.
     pub fn over(&self, ns: u64) -> u64 {
-        if ns >= LONGEST_NS { 0 } else { self.latencies.count_between(ns + 1, LONGEST_NS) }
+        self.latencies.over(ns)
     }
 
     /// Length of the time that was measured, ns.
@@ -140,10 +133,7 @@ impl Sample {
             self.from_ns = next.from_ns;
         }
         self.to_ns = self.to_ns.max(next.to_ns);
-        if !next.latencies.is_empty() {
-            // Of the same bounds: nothing can be lost.
-            let _ = self.latencies.add(&next.latencies);
-        }
+        self.latencies.extend(&next.latencies);
         next.carried.iter().for_each(|request| self.carry(*request));
         self.open.clone_from(&next.open);
         self.merged += next.merged;

@@ -6,7 +6,9 @@
 //! chosen to break methods that assume too much: heavy tails, memory from block to block,
 //! drift, bursts, hardly any requests.
 
+pub mod accidents;
 pub mod models;
+pub mod pooled;
 pub mod traps;
 
 use crate::betting::Betting;

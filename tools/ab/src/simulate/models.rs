@@ -3,10 +3,9 @@
 //! [`Experiment`] as the core runs it.
 
 use super::{binomial_max, exponential, normal};
-use crate::combine::combine;
 use crate::design::{Arm, Knowledge, Plan, State};
 use crate::experiment::{Action, Experiment};
-use crate::interval;
+use crate::interval::{self, Bounds};
 use crate::metric::Metric;
 use crate::report::ArmSource;
 use crate::report::Report;
@@ -20,6 +19,8 @@ const SLO_NS: u64 = 15_000_000;
 /// What may be told wrongly: false positives, and intervals that miss the truth.
 const REJECTED_MAX: f64 = 0.055;
 const COVERAGE_MIN: f64 = 0.94;
+/// Tests of a row of which the figure over all requests is looked at: it takes most of the time.
+const WHOLE: u32 = 300;
 
 /// How the service behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -173,6 +174,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
     let test_s = plan.time_ns_max as f64 / 1e9;
     let all = requests(model, block_s, test_s, &mut random);
     let (mut at, mut now_ns, metric) = (0, 0_u64, plan.metric);
+    let ticks = !plan.guards.is_empty();
     let mut knowledge: Knowledge<f64> = Knowledge::new(plan.state, None);
     let mut experiment = match Experiment::new(plan, now_ns) {
         Ok(experiment) => experiment,
@@ -180,7 +182,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
     };
     let (mut arm, mut level, mut late, mut sample) = (Arm::A, 0.0, 0.0, Sample::new());
     loop {
-        let (end_ns, measuring) = match experiment.next_action() {
+        let (end_ns, measuring, cut) = match experiment.next_action() {
             Action::End => return experiment,
             Action::Switch(next) => {
                 if model.learns() {
@@ -193,9 +195,10 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
                 experiment.switched(now_ns, &sample);
                 continue;
             }
-            // A whole phase at once: nothing here depends on the ticks.
+            Action::Take { at_ns, cut } if ticks => (at_ns, !experiment.in_washout(), cut),
+            // A whole phase at once: only guards depend on the ticks.
             Action::Take { at_ns, .. } => {
-                (experiment.cut_at_ns().unwrap_or(at_ns), !experiment.in_washout())
+                (experiment.cut_at_ns().unwrap_or(at_ns), !experiment.in_washout(), true)
             }
         };
         sample.clear();
@@ -227,7 +230,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
             sample.launches = 1 + sample.work_ns / 10_000_000;
         }
         now_ns = end_ns;
-        experiment.took(now_ns, true, &sample);
+        experiment.took(now_ns, cut, &sample);
     }
 }
 
@@ -240,64 +243,94 @@ pub struct Row {
     pub experiments: u32,
     /// Share in which "no difference" was ever rejected, without any.
     pub rejected: f64,
-    /// Share that ended as *promote B* or *keep A*, without a difference.
+    /// Share that ended as *promote B* or *keep A*, without a difference; of the first 300.
     pub decided: f64,
     /// Share whose interval held the truth all the time: a ratio of 1.2, for attainment 0.8.
     pub coverage: f64,
+    /// The same of the figure over all requests, at the end; of the first 300.
+    pub overall_coverage: f64,
     /// Share of pairs that said nothing.
     pub pairs_empty: f64,
 }
 
+/// Most that may be rejected of so many tests. Few are given the benefit of chance.
+pub(super) fn rejected_max(tests: u32) -> f64 {
+    let chance = f64::from(binomial_max(tests, 0.05)) / f64::from(tests.max(1));
+    if tests >= 1_000 { REJECTED_MAX } else { chance.max(REJECTED_MAX) }
+}
+
+/// Least coverage in so many tests.
+pub(super) fn coverage_min(tests: u32) -> f64 {
+    let chance = f64::from(binomial_max(tests, 0.05)) / f64::from(tests.max(1));
+    if tests >= 1_000 { COVERAGE_MIN } else { COVERAGE_MIN.min(1.0 - chance) }
+}
+
 impl Row {
-    /// What it breaks, if anything. Few experiments are given the benefit of chance.
+    /// What it breaks, if anything.
     pub fn failure(&self) -> Option<String> {
-        let chance = f64::from(binomial_max(self.experiments, 0.05)) / f64::from(self.experiments);
-        let most = if self.experiments >= 1_000 { REJECTED_MAX } else { chance.max(REJECTED_MAX) };
-        let least =
-            if self.experiments >= 1_000 { COVERAGE_MIN } else { COVERAGE_MIN.min(1.0 - chance) };
-        let wrong = self.rejected > most || self.decided > most || self.coverage < least;
+        let (most, least) = (rejected_max(self.experiments), coverage_min(self.experiments));
+        let whole = self.experiments.min(WHOLE);
+        let wrong = self.rejected > most
+            || self.decided > rejected_max(whole)
+            || self.coverage < least
+            || self.overall_coverage < coverage_min(whole);
         wrong.then(|| {
             format!("{self:?}: expected at most {most} rejected, coverage at least {least}")
         })
     }
 }
 
-fn plan_of(metric: Metric) -> Plan {
-    Plan { slo_ns: (metric == Metric::SloAttainment).then_some(SLO_NS), ..Plan::of(metric) }
+/// What a model is tested with.
+pub(super) fn plan_of(model: Model, metric: Metric) -> Plan {
+    // At 6 requests a second a block needs 2 s for ten of them.
+    let block_ns = if model == Model::SparseTies { 2_000_000_000 } else { 1_000_000_000 };
+    let plan = Plan::of(metric);
+    // Blocks that get shorter would leave the period.
+    let block_ns_min = if model == Model::PeriodOfAPair { block_ns } else { plan.block_ns_min };
+    let slo_ns = (metric == Metric::SloAttainment).then_some(SLO_NS);
+    Plan { block_ns, block_ns_min, slo_ns, ..plan }
 }
 
 /// Try a model so many times, from this seed on.
 pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u64) -> Row {
-    let (mut rejected, mut decided, mut covered) = (0, 0, 0);
+    let (mut rejected, mut decided, mut covered, mut overall) = (0, 0, 0, 0);
     let (mut empty, mut pairs) = (0, 0);
     for number in 0..u64::from(experiments) {
         let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // At 6 requests a second a block needs 2 s for ten of them.
-        let block_ns = if model == Model::SparseTies { 2_000_000_000 } else { 1_000_000_000 };
-        let plan = Plan { seed, state, block_ns, to_end: true, ..plan_of(metric) };
-        // Blocks that get shorter would leave the period.
-        let block_ns_min = if model == Model::PeriodOfAPair { block_ns } else { plan.block_ns_min };
-        let plan = Plan { block_ns_min, ..plan };
+        let plan = Plan { seed, state, to_end: true, ..plan_of(model, metric) };
         let same = test(model, plan.clone(), 1.0);
         rejected += u32::from(same.betting().rejects(plan.alpha));
-        let verdict = conclude(&same, same.overall().as_ref()).verdict;
-        decided += u32::from(matches!(verdict, Verdict::PromoteB | Verdict::KeepA));
+        let whole = number < u64::from(WHOLE);
+        if whole {
+            let verdict = conclude(&same, same.overall().as_ref()).verdict;
+            decided += u32::from(matches!(verdict, Verdict::PromoteB | Verdict::KeepA));
+        }
         empty += same.pairs_empty() as usize;
         pairs += same.differences().len();
         // Multiplying all of B's figures shifts its differences.
         let ratio = if metric == Metric::SloAttainment { 0.8_f64 } else { 1.2 };
         let shifted = test(model, plan.clone(), ratio);
         covered += u32::from(!interval::rejects(shifted.differences(), ratio.ln(), plan.alpha));
+        if !whole {
+            continue;
+        }
+        let holds = |bounds: Bounds| {
+            bounds.low.is_none_or(|low| low <= ratio.ln())
+                && bounds.high.is_none_or(|high| high >= ratio.ln())
+        };
+        overall += u32::from(shifted.overall().is_some_and(|overall| holds(overall.bounds)));
     }
     let share = |count: u32| f64::from(count) / f64::from(experiments.max(1));
+    let of_whole = |count: u32| f64::from(count) / f64::from(experiments.clamp(1, WHOLE));
     Row {
         model,
         metric,
         state,
         experiments,
         rejected: share(rejected),
-        decided: share(decided),
+        decided: of_whole(decided),
         coverage: share(covered),
+        overall_coverage: of_whole(overall),
         pairs_empty: empty as f64 / (empty + pairs).max(1) as f64,
     }
 }
@@ -346,42 +379,8 @@ fn when(metric: Metric, ratio: f64, tests: usize, mut took: Vec<f64>) -> Times {
     Times { gpus: 1, metric, ratio, tests, median_min, of_80_percent_min, wrong: 0.0 }
 }
 
-/// Lengths of tests on several GPUs, s.
-const POOLED_S: [u64; 8] = [15, 20, 30, 45, 60, 90, 120, 180];
-
-/// Tests of one length on several GPUs, whose reports are combined: the shortest length at which
-/// half, and 80 %, give the right verdict.
-pub fn times_pooled(gpus: usize, metric: Metric, ratio: f64, tests: usize, seed: u64) -> Times {
-    let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..ArmSource::default() });
-    let right = right_verdict(metric, ratio);
-    let (mut median_min, mut of_80_percent_min, mut wrong) = (None, None, 0);
-    for seconds in POOLED_S {
-        let one = |number: usize| {
-            let seed = seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let time_ns_max = seconds * 1_000_000_000;
-            let plan = Plan { seed, time_ns_max, to_end: true, ..Plan::of(metric) };
-            Report::new(&test(Model::LoadStates, plan, ratio), &arms, 0, false)
-        };
-        let verdicts = (0..tests).filter_map(|number| {
-            let reports: Vec<Report> = (0..gpus).map(|gpu| one(number * gpus + gpu)).collect();
-            combine(&reports).ok().map(|all| all.verdict)
-        });
-        let verdicts: Vec<Verdict> = verdicts.collect();
-        let found = verdicts.iter().filter(|verdict| **verdict == right).count();
-        let decided = verdicts.iter().filter(|verdict| **verdict != Verdict::Undecided).count();
-        wrong = wrong.max(decided - found);
-        let minutes = seconds as f64 / 60.0;
-        median_min = median_min.or((2 * found >= tests).then_some(minutes));
-        of_80_percent_min = (5 * found >= 4 * tests).then_some(minutes);
-        if of_80_percent_min.is_some() {
-            break;
-        }
-    }
-    let wrong = wrong as f64 / tests as f64;
-    Times { gpus, metric, ratio, tests, median_min, of_80_percent_min, wrong }
-}
-
-fn right_verdict(metric: Metric, ratio: f64) -> Verdict {
+/// What a test of such a difference is to end with.
+pub(super) fn right_verdict(metric: Metric, ratio: f64) -> Verdict {
     match (ratio < 1.0) == metric.lower_is_better() {
         true => Verdict::PromoteB,
         false => Verdict::KeepA,

@@ -1,0 +1,153 @@
+//! What A/B tests say of policies that harm programs, and what follows: across processes, on the
+//! software device. B holds launches for as long as it is active, or A for much longer than
+//! anything takes, so that a busy machine changes no verdict.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use tally_harness::jobs::{self, JOB_MAX};
+use tally_harness::process::Process;
+use tally_harness::{Artefacts, Class, Device, Scene};
+
+/// More than a test sees.
+const REQUESTS: u64 = 1_000_000;
+/// `tallyctl ab start --wait` says that B is to be promoted, or A to be kept.
+const PROMOTE_B: i32 = 0;
+const KEEP_A: i32 = 3;
+
+/// A program under a core that grants policies a say over high-priority launches.
+struct Served {
+    scene: Scene,
+    core: Process,
+    program: Process,
+}
+
+impl Served {
+    /// A server under `fifo`, or a training under `stalls` configured with this.
+    fn start(artefacts: &Artefacts, stalls: Option<&str>) -> Result<Self> {
+        let scene = Scene::new(artefacts, Device::software())?;
+        let config = scene.dir().join("core.toml");
+        std::fs::write(&config, "[policy]\ncapabilities = [\"high-priority\"]\n")?;
+        let mut arguments = vec!["--config".to_owned(), config.to_string_lossy().into_owned()];
+        let mut policy = artefacts.policy("fifo")?;
+        if let Some(how) = stalls {
+            policy = artefacts.test_policy("stalls")?;
+            let file = configured(&scene, how)?;
+            arguments.extend(["--policy-config".into(), file.to_string_lossy().into_owned()]);
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let core = scene.core(&policy, &arguments)?;
+        let (class, command) = match stalls {
+            None => (Class::High, jobs::inference(&scene, REQUESTS)?),
+            Some(_) => (Class::BestEffort, jobs::training(&scene, REQUESTS)?),
+        };
+        let program = scene.start("program", scene.governed(class, "program", &command)?)?;
+        tally_harness::process::wait_until("waiting for the program to launch", JOB_MAX, || {
+            Ok(scene.status()?.clients()?.iter().any(|c| c.launches() > 0).then_some(()))
+        })?;
+        Ok(Served { scene, core, program })
+    }
+
+    /// A test of this policy against the active one, and how `tallyctl` ended.
+    fn test(&self, b: &str, more: &[&str]) -> Result<(ExitStatus, String)> {
+        let mut command = self.scene.program("tallyctl")?;
+        command.args(["ab", "start", b, "--seed=7", "--wait"]);
+        command.args(["--block=400ms", "--washout=40ms", "--max-time=60s"]).args(more);
+        let mut call = self.scene.start("ab", command)?;
+        let status = call.wait(JOB_MAX)?;
+        Ok((status, format!("{}{}", call.stdout()?, call.stderr()?)))
+    }
+
+    fn report(&self) -> Result<Value> {
+        let output = self.scene.ctl(&["ab", "report", "--json"])?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    fn stop(mut self) -> Result<()> {
+        self.program.kill()?;
+        self.scene.stop(&mut self.core, JOB_MAX)
+    }
+}
+
+/// A file with a configuration of `stalls`.
+fn configured(scene: &Scene, how: &str) -> Result<PathBuf> {
+    let file = scene.dir().join("stalls.conf");
+    std::fs::write(&file, how)?;
+    Ok(file)
+}
+
+/// Tests `stalls` against `fifo`: the code that `tallyctl` ended with must be this one, and `fifo`
+/// serve after it.
+fn trapped(how: &str, expected: i32) -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let served = Served::start(&artefacts, None)?;
+    let config = format!("--config-b={}", configured(&served.scene, how)?.display());
+    let more = ["--metric=hp_p99", &*config];
+    let stalls = artefacts.test_policy("stalls")?;
+    let (status, said) = served.test(&stalls.to_string_lossy(), &more)?;
+    ensure!(status.code() == Some(expected), "{how}: {status}\n{said}");
+    let launches = || -> Result<u64> {
+        let clients = served.scene.status()?.clients()?;
+        Ok(clients.first().context("the program is gone")?.launches())
+    };
+    ensure!(served.scene.status()?.policy_name() == "fifo", "A serves after the test");
+    let before = launches()?;
+    tally_harness::process::wait_until("waiting for A to serve", JOB_MAX, || {
+        Ok((launches()? > before).then_some(()))
+    })?;
+    served.stop()
+}
+
+#[test]
+fn a_policy_that_serves_nothing_is_not_kept() -> Result<()> {
+    trapped("nothing", KEEP_A)
+}
+
+/// A holds each launch of a training for 20 ms. The hook sees the beginning, and the end with its verdict.
+#[test]
+fn a_better_policy_is_promoted_when_asked_for_and_hooks_are_told() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let served = Served::start(&artefacts, Some("slow 20"))?;
+    let fifo = artefacts.policy("fifo")?.to_string_lossy().into_owned();
+    let dir = served.scene.dir().to_path_buf();
+
+    // One that fails at the beginning prevents the test.
+    let (status, said) = served.test(&fifo, &["--metric=be_throughput", "--hook=exit 3"])?;
+    ensure!(!status.success() && said.contains("hook"), "{status}\n{said}");
+    ensure!(served.report().is_err(), "a test was begun");
+    ensure!(served.scene.status()?.policy_name() == "stalls", "A serves");
+
+    let (said_file, report_file) = (dir.join("hook.txt"), dir.join("hook.json"));
+    let hook = format!(
+        "echo \"$TALLY_AB_EVENT:$TALLY_AB_VERDICT\" >>'{}'; cat >'{}'",
+        said_file.display(),
+        report_file.display()
+    );
+    let hook = format!("--hook={hook}");
+    let more = ["--metric=be_throughput", "--promote", &*hook];
+    let (status, said) = served.test(&fifo, &more)?;
+    ensure!(status.code() == Some(PROMOTE_B), "{status}\n{said}");
+    let report = served.report()?;
+    ensure!(report["promoted"] == true && report["verdict"] == "promote_b", "{report:#}");
+    ensure!(said.contains("B was promoted"), "{said}");
+    ensure!(served.scene.status()?.policy_name() == "fifo", "B stays active");
+    ensure!(std::fs::read_to_string(&said_file)? == "begin:\nend:promote B\n", "{said}");
+    let of_hook: Value = serde_json::from_slice(&std::fs::read(&report_file)?)?;
+    ensure!(of_hook["verdict"] == "promote_b" && of_hook["promoted"] == true, "{of_hook:#}");
+    served.stop()
+}
+
+/// The same B without being asked for.
+#[test]
+fn a_better_policy_is_not_promoted_unless_asked_for() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let served = Served::start(&artefacts, Some("slow 20"))?;
+    let fifo = artefacts.policy("fifo")?.to_string_lossy().into_owned();
+    let (status, said) = served.test(&fifo, &["--metric=be_throughput"])?;
+    ensure!(status.code() == Some(PROMOTE_B), "{status}\n{said}");
+    ensure!(served.report()?["promoted"] == false, "{said}");
+    ensure!(served.scene.status()?.policy_name() == "stalls", "A serves after the test");
+    served.stop()
+}
