@@ -2,6 +2,8 @@
 //! shim, no GPU.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod users;
+
 use rustix::fd::{AsFd, OwnedFd};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
