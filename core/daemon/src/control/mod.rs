@@ -378,13 +378,14 @@ fn turn_away(
 pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
     while let Some(notice) = notices.recv().await {
         match notice {
-            Notice::Misbehaved { id, why } => {
+            Notice::Misbehaved { id, why, left } => {
                 if plane.journal.may(Kind::Left) {
                     tracing::warn!(id, why, "client dropped");
                 }
                 if let Some(record) = plane.registry.borrow().get(id) {
                     record.dismissal.now(why);
                 }
+                plane.own_helper().close(left);
             }
             Notice::Disabled { generation } => {
                 let plane = plane.clone();

@@ -155,8 +155,8 @@ pub(super) async fn serve(
         tracing::info!(id, name = info.name, reason = %end, "client left");
     }
     plane.registry.borrow_mut().depart(id, &end, left.as_ref().map(|l| &l.numbers));
-    // Unmapping 2 MiB; not worth another thread here.
-    drop(left);
+    // Unmaps 2 MiB, and may wait for whoever rings the doorbell.
+    stream.helper().close(left);
     client
 }
 
@@ -303,13 +303,14 @@ async fn hand_over(
     let info = ClientInfo { id, class, name: printable(hello.name), labels };
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);
-    let doorbell = park::eventfd()?;
-    let fds = [core_fd, doorbell.try_clone().map_err(errno)?];
+    let (watched, doorbell) = park::doorbell()?;
+    plane.control.watch(&watched)?;
+    let fds = [core_fd, doorbell];
     let client = Box::new(NewClient {
         info: info.clone(),
         region,
         core,
-        doorbell,
+        doorbell: watched,
         first_ticket: hello.first_ticket,
         kernels,
         witness,
