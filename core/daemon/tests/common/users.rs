@@ -27,13 +27,20 @@ pub fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
 
 /// A core whose sockets everybody may open.
 pub fn core(more: &str) -> Core {
+    let (dir, command) = command(more);
+    Core::run(dir, command)
+}
+
+/// The same before it is started.
+pub fn command(more: &str) -> (tempfile::TempDir, std::process::Command) {
     let config = format!(
         "{BUILT_IN}[socket]\nmode = \"0666\"\n[admin]\nmode = \"0666\"\nuids = [{ADMIN}]\n\
          [high_priority]\nuids = [0, {SERVICE}]\n{more}"
     );
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    Core::start_in(dir, &config, &[])
+    let command = Core::command(dir.path(), &config, &[]);
+    (dir, command)
 }
 
 pub fn high(core: &Core) -> Client {
