@@ -149,7 +149,7 @@ pub enum Notice {
         id: u32,
         why: &'static str,
         /// To be dropped elsewhere.
-        left: Left,
+        left: Box<Left>,
     },
     /// The active policy failed too often: the built-in rule serves.
     Disabled {

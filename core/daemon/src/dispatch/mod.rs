@@ -429,7 +429,7 @@ impl Dispatch {
     /// control plane has closed its connection.
     fn cut_off(&mut self, now: u64, at: usize, why: &'static str) {
         let id = self.clients[at].id();
-        let left = self.remove(now, at);
+        let left = Box::new(self.remove(now, at));
         self.dropped.push(Notice::Misbehaved { id, why, left });
         self.next_heartbeat_ns = now;
     }
