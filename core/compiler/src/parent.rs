@@ -279,7 +279,9 @@ fn judge(
         }
         _ => {
             let how = status.to_string();
-            let said = said.lines().last().unwrap_or_default().to_owned();
+            // A panic ends with a note on backtraces.
+            let line = said.lines().rev().find(|line| !line.starts_with("note: "));
+            let said = line.unwrap_or_default().to_owned();
             Err(CompileError::Crashed { how, said })
         }
     }

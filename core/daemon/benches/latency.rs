@@ -67,7 +67,9 @@ fn decision_round_trip() {
 
 fn idle_cpu() {
     for clients in [0, 8, 256] {
-        let core = Core::start(BUILT_IN, &[]);
+        // All of one user, and none kept for others.
+        let config = format!("{BUILT_IN}[admission]\nreserved_clients = 0\n");
+        let core = Core::start(&config, &[]);
         let _clients: Vec<Client> = (0..clients)
             .map(|i| Client::register(&core.socket, &hello("idle", i % 2 == 0)).unwrap())
             .collect();

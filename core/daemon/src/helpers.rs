@@ -3,9 +3,11 @@
 //! Closing, reading or examining a descriptor that a peer sent may block for ever: the last close of a socket
 //! with `SO_LINGER` waits for the other end, and a file may be on a file system that the peer controls. When a
 //! connection is closed, the kernel does the same with descriptors that nobody received. So the control thread
-//! receives no descriptor ([`tally_ipc::frame::peek`]) and closes no peer's connection.
+//! receives no descriptor ([`tally_ipc::frame::peek`]) and closes no connection that may hold one
+//! ([`crate::control::connection`]).
 //!
-//! Each user has [`USER_MAX`] threads at most, so that one whose descriptors hang keeps out only itself.
+//! Each user, and each container, has [`USER_MAX`] threads at most. Once these hang its connections take no descriptors
+//! any more, so that it keeps out only itself.
 
 use crate::quota::User;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -183,6 +185,17 @@ impl Helper {
         }
     }
 
+    /// Whether further descriptors of the user can be taken.
+    ///
+    /// # Errors
+    /// If its threads are stuck.
+    pub fn has_room(&self) -> Result<(), HelperError> {
+        match self.shared.state().is_stuck(self.user, self.is_trusted) {
+            true => Err(HelperError::Stuck(self.user)),
+            false => Ok(()),
+        }
+    }
+
     /// Have something done that takes a peer's descriptors, and wait for it, but not for ever.
     ///
     /// # Errors
@@ -192,9 +205,7 @@ impl Helper {
         within: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HelperError> {
-        if self.shared.state().is_stuck(self.user, self.is_trusted) {
-            return Err(HelperError::Stuck(self.user));
-        }
+        self.has_room()?;
         let (answer, answered) = oneshot::channel();
         self.run(Box::new(move || drop(answer.send(work()))));
         match tokio::time::timeout(within, answered).await {

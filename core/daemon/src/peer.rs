@@ -4,6 +4,7 @@
 //! So for what a user may do, a process in another PID or user namespace than the core's is a stranger whoever it is.
 //! Mount namespaces are not compared: services of the init system have their own, the core among them.
 
+use crate::quota::User;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -12,9 +13,12 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::io::Read;
+use tally_ipc::namespace;
 
 /// Ticks of process start times a second; fixed in the kernel's interface.
 const TICKS: u64 = 100;
+/// Namespaces within each other; the kernel has no more.
+const NAMESPACES_MAX: usize = 33;
 /// Longest file of `/proc` read.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
@@ -42,6 +46,8 @@ pub struct Peer {
     pub pid: u32,
     /// Why it is not one of this system.
     pub foreign: Option<Foreign>,
+    /// The container that it is in then.
+    container: User,
     /// The process itself; `None` if it has ended.
     pidfd: Option<OwnedFd>,
 }
@@ -61,7 +67,18 @@ impl Peer {
             Err(_) => None,
         };
         let foreign = foreign(pid, credentials.uid.as_raw(), pidfd.as_ref());
-        Ok(Peer { uid: credentials.uid.as_raw(), pid: pid.max(0) as u32, foreign, pidfd })
+        let container = match (foreign, &pidfd) {
+            (Some(_), Some(pidfd)) => container(pid, pidfd),
+            _ => None,
+        };
+        let container = container.unwrap_or(User::Containers);
+        let uid = credentials.uid.as_raw();
+        Ok(Peer { uid, pid: pid.max(0) as u32, foreign, container, pidfd })
+    }
+
+    /// Who answers for what it does.
+    pub fn user(&self) -> User {
+        if self.foreign.is_some() { self.container } else { User::Uid(self.uid) }
     }
 
     /// The process, to be told of its end. `None` if it has ended already.
@@ -143,10 +160,58 @@ fn foreign(pid: i32, uid: u32, pidfd: Option<&OwnedFd>) -> Option<Foreign> {
     }
 }
 
+fn inode(namespace: &OwnedFd) -> Option<u64> {
+    Some(rustix::fs::fstat(namespace).ok()?.st_ino)
+}
+
+/// Of a namespace and those that it is in, the outermost one that is not the core's own, which is `own`.
+fn outermost(mut namespace: OwnedFd, own: u64) -> Option<OwnedFd> {
+    if inode(&namespace)? == own {
+        return None;
+    }
+    for _ in 0..NAMESPACES_MAX {
+        let parent = namespace::parent(namespace.as_fd()).ok()?;
+        if inode(&parent)? == own {
+            return Some(namespace);
+        }
+        namespace = parent;
+    }
+    None
+}
+
+/// The container that a process is in, such that it and those that it starts cannot be in another one without rights
+/// outside of it. `None` if the core may not see it.
+fn container(pid: i32, pidfd: &OwnedFd) -> Option<User> {
+    let directory = directory(pid)?;
+    let open = |at: BorrowedFd<'_>, name: &str| {
+        rustix::fs::openat(at, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    };
+    let pids = open(directory.as_fd(), "ns/pid")?;
+    let users = open(directory.as_fd(), "ns/user")?;
+    if has_ended(pidfd) {
+        return None;
+    }
+    let own = |name| inode(&open(CWD, name)?);
+    let own_users = own("/proc/self/ns/user")?;
+    // Made with rights of root's: another one could not be made from within it.
+    if let Some(pids) = outermost(pids, own("/proc/self/ns/pid")?)
+        && inode(&namespace::user_namespace(pids.as_fd()).ok()?)? == own_users
+    {
+        return inode(&pids).map(User::Container);
+    }
+    // Everybody may make user namespaces, and PID namespaces in them.
+    let users = outermost(users, own_users)?;
+    match namespace::owner(users.as_fd()).ok()? {
+        0 => inode(&users).map(User::Container),
+        uid => Some(User::ContainersOf(uid)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
     fn a_process_of_this_system_is_not_foreign() {
@@ -156,6 +221,80 @@ mod tests {
         assert!(!has_ended(&peer.take_pidfd().unwrap()));
         drop(there);
         assert!(has_hung_up(here.as_fd()));
+    }
+
+    /// Takes the steps before the first `/`, and those of each branch behind it in a process of its own, which connects.
+    const CONNECTS: &str = r#"
+import ctypes,os,socket,sys
+libc=ctypes.CDLL(None,use_errno=True)
+def check(result): assert result==0, os.strerror(ctypes.get_errno())
+def in_child(work):
+    pid=os.fork()
+    if pid==0:
+        try: work()
+        except BaseException as error: print(error,file=sys.stderr); os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid,0)[1]: os._exit(1)
+def take(steps,then):
+    if not steps: return then()
+    if steps[0]=='uid':
+        os.setgroups([]); os.setresuid(4321,4321,4321); check(libc.prctl(4,1,0,0,0))
+    elif steps[0]=='user':
+        uid=os.getuid(); check(libc.unshare(0x10000000))
+        if uid:
+            for name,text in [('setgroups','deny'),('uid_map',f'0 {uid} 1'),('gid_map','0 0 1')]:
+                open('/proc/self/'+name,'w').write(text)
+    else:
+        check(libc.unshare(0x20000000)); return in_child(lambda: take(steps[1:],then))
+    take(steps[1:],then)
+def connect():
+    s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)
+first,*branches=[part.split() for part in ' '.join(sys.argv[2:]).split('/')]
+def all_():
+    for branch in branches: in_child(lambda: take(branch,connect))
+take(first,all_)
+"#;
+
+    /// Who answers for each process that connects.
+    fn users_of(steps: &str) -> Vec<User> {
+        assert!(rustix::process::geteuid().is_root(), "this test needs root to make containers");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
+        let mut command = std::process::Command::new("python3");
+        command.args(["-c", CONNECTS]).arg(&path).args(steps.split_whitespace());
+        let mut running = command.spawn().unwrap();
+        let mut users = Vec::new();
+        let ended = loop {
+            match listener.accept() {
+                Ok((socket, _)) => users.push(Peer::of(socket.as_fd()).unwrap().user()),
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+            if let Some(ended) = running.try_wait().unwrap() {
+                break ended;
+            }
+        };
+        assert!(ended.success(), "{steps}: {users:?}");
+        users
+    }
+
+    #[test]
+    fn a_container_is_one_whatever_its_root_makes_of_itself() {
+        let users = users_of("pid / / pid / user / user pid / uid / uid user pid");
+        assert!(matches!(users[0], User::Container(_)), "{users:?}");
+        assert_eq!(users, [users[0]; 6]);
+    }
+
+    #[test]
+    fn containers_of_a_user_without_rights_are_one_together() {
+        let users = users_of("uid / / user / user pid / user user / user pid pid");
+        let of = User::ContainersOf(4321);
+        assert_eq!(users, [User::Uid(4321), of, of, of, of]);
+        let users = users_of("/ user / user pid");
+        assert!(users.iter().all(|user| matches!(user, User::Container(_))), "root's: {users:?}");
     }
 
     #[test]

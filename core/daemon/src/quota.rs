@@ -20,7 +20,11 @@ use tally_contract::limits::{UNREGISTERED_FEW_MAX, UNREGISTERED_MAX};
 pub enum User {
     /// A user outside containers.
     Uid(u32),
-    /// All containers together: root of one may be any number, and make further namespaces.
+    /// A container, whose root may be any number and make further namespaces: the inode of its outermost namespace.
+    Container(u64),
+    /// All containers that this user made without rights of root's.
+    ContainersOf(u32),
+    /// All those together that cannot be told apart.
     Containers,
     /// All users in containers who may be high priority, together (`high_priority.containers`).
     HighContainers,
@@ -30,6 +34,8 @@ impl std::fmt::Display for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             User::Uid(uid) => write!(f, "user {uid}"),
+            User::Container(namespace) => write!(f, "the container in namespace {namespace}"),
+            User::ContainersOf(uid) => write!(f, "the group of all containers of user {uid}"),
             User::Containers => write!(f, "the group of all containers"),
             User::HighContainers => write!(f, "the group of all high-priority containers"),
         }

@@ -5,6 +5,7 @@
 //! replaced.
 
 use crate::error::CoreError;
+use rustix::fd::AsFd;
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -132,6 +133,8 @@ impl Claim {
         let bound = UnixListener::bind(&self.path);
         rustix::process::umask(before);
         let listener = bound.map_err(|e| wrong(&self.path, e.to_string()))?;
+        // Before others may connect. Fails before Linux 6.16, where each connection may hold descriptors.
+        let _ = tally_ipc::rights::allow(listener.as_fd(), false);
         std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
             .and_then(|()| listener.set_nonblocking(true))
             .map_err(|e| wrong(&self.path, e.to_string()))?;

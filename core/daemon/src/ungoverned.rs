@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tally_admin::UngovernedStatus;
 use tally_contract::limits::UNGOVERNED_MAX;
+use tally_ipc::text::printable;
 use tally_ipc::wire;
 use tokio::sync::Notify;
 
@@ -88,7 +89,7 @@ fn process_start(pid: u32) -> Option<u64> {
 pub fn program(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     // Names are shown on terminals.
-    name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    printable(name.trim_end().to_owned())
 }
 
 /// What the last look found.

@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::users::{ADMIN, STRANGER, answers, as_user, core, high};
 use common::{BUILT_IN, Client, Core, admin, admin_with, eventually, hello, policy};
 use rustix::fd::AsFd;
 use rustix::fs::{FileType, Mode};
@@ -17,52 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use tally_ipc::admin::open_to_read;
 use tally_ipc::wire::{self, WireError};
-
-const STRANGER: u32 = 12_345;
-const ADMIN: u32 = 12_346;
-const SERVICE: u32 = 12_347;
-
-/// Run as another user, on a thread of its own: credentials belong to the thread, and a socket tells those of the
-/// thread that connected.
-fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
-    assert!(rustix::process::geteuid().is_root(), "this test needs root to act as other users");
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| {
-            let user = rustix::process::Uid::from_raw(uid);
-            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            work()
-        });
-        running.join().unwrap()
-    })
-}
-
-/// A core whose sockets everybody may open.
-fn core(more: &str) -> Core {
-    let config = format!(
-        "{BUILT_IN}[socket]\nmode = \"0666\"\n[admin]\nmode = \"0666\"\nuids = [{ADMIN}]\n\
-         [high_priority]\nuids = [0, {SERVICE}]\n{more}"
-    );
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    Core::start_in(dir, &config, &[])
-}
-
-fn high(core: &Core) -> Client {
-    let client = as_user(SERVICE, || Client::register(&core.socket, &hello("service", true)));
-    let client = client.expect("the high-priority service is served");
-    assert!(client.welcome.high_priority, "{}", client.welcome.class_reason);
-    client
-}
-
-/// An admin gets an answer within a second.
-fn answers(core: &Core) -> Value {
-    let began = std::time::Instant::now();
-    let answer =
-        as_user(ADMIN, || admin(&core.admin, &json!({"cmd": "log_stop"}))).expect("an answer");
-    assert_eq!(answer["error"]["message"], "nothing is being recorded", "{answer}");
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
-    answer
-}
 
 /// While `flood` runs again and again as a stranger, on `threads` threads, services start and admins get answers.
 fn beside(core: &Core, threads: usize, flood: impl Fn(usize) + Sync) {
@@ -79,10 +34,14 @@ fn beside(core: &Core, threads: usize, flood: impl Fn(usize) + Sync) {
         }
         eventually("the flood runs", || rounds.load(SeqCst) > 4 * threads);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            for _ in 0..10 {
-                drop(high(core));
-                answers(core);
-            }
+            let mut waits: Vec<_> = (0..11)
+                .map(|_| {
+                    drop(high(core));
+                    answers(core)
+                })
+                .collect();
+            waits.sort();
+            assert!(waits[5] < Duration::from_secs(1), "an admin is answered: {waits:?}");
         }));
         stop.store(true, SeqCst);
         if let Err(panic) = outcome {
@@ -156,10 +115,19 @@ fn floods_of_all_kinds_write_less_than_a_megabyte_of_log_a_minute() {
             }
         });
     };
+    let mut waits = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| as_stranger(&flood));
         scope.spawn(|| as_stranger(&|| drop(admin(&core.admin, &json!({"cmd": "stop"})))));
+        while began.elapsed() < FLOOD {
+            drop(high(&core));
+            waits.push(answers(&core));
+            // Those that left are there for a while.
+            std::thread::sleep(Duration::from_millis(50));
+        }
     });
+    waits.sort();
+    assert!(waits[waits.len() / 2] < Duration::from_secs(1), "an admin is answered: {waits:?}");
     let (written, lasted) = (core.log().len() - before, began.elapsed());
     let log = core.log();
     for kind in ["client registered", "refused", "not governed", "connection was closed", "denied"]
@@ -280,44 +248,6 @@ fn the_clients_that_fit_are_computed_from_the_limit_on_descriptors() {
     assert_eq!(limits[0], limits[1], "raised to what the system allows");
     assert_eq!(shown["core"]["descriptors"].to_string(), limits[0]);
     assert!(shown["core"]["clients_fit"].as_u64() >= shown["core"]["clients_max"].as_u64());
-}
-
-/// A process that has `program` run in other namespaces.
-fn in_container(namespaces: &[&str], core: &Core, request: &str) -> String {
-    let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
-                  s.sendall(sys.argv[2].encode()+b'\\n')\nprint(s.makefile().readline())";
-    let mut command = std::process::Command::new("unshare");
-    command.args(namespaces).args(["python3", "-c", script]).arg(&core.admin).arg(request);
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-#[test]
-fn root_of_a_container_is_no_admin_even_with_the_admin_socket() {
-    let core = core("");
-    let containers: [(&[&str], &str); 3] = [
-        (&["--pid", "--fork", "--mount"], "PID namespace"),
-        (&["--user", "--map-root-user"], "user namespace"),
-        (&["--user", "--map-root-user", "--pid", "--fork", "--mount"], "PID namespace"),
-    ];
-    for (namespaces, why) in containers {
-        for request in
-            ["{\"cmd\":\"stop\"}", "{\"cmd\":\"log_record\"}", "{\"cmd\":\"policy_rollback\"}"]
-        {
-            let answer = in_container(namespaces, &core, request);
-            assert!(
-                answer.contains("denied") && answer.contains(why),
-                "{namespaces:?} {request}: {answer}"
-            );
-        }
-    }
-    // Its own mounts alone make no container: services of the init system have them.
-    assert!(
-        in_container(&["--mount"], &core, "{\"cmd\":\"log_stop\"}")
-            .contains("nothing is being recorded")
-    );
-    core.status();
 }
 
 /// What an admin that is not root asks, with these descriptors.
@@ -441,152 +371,4 @@ fn the_kernel_table_is_free_again_when_those_who_filled_it_left() {
         drop(client);
         eventually("their places are free", || known() == 0);
     }
-}
-
-/// The end of a TCP connection whose last close waits a minute: its buffer is full, nobody reads.
-fn lingering() -> (std::os::fd::OwnedFd, std::net::TcpStream) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (there, _) = listener.accept().unwrap();
-    here.set_nonblocking(true).unwrap();
-    while here.write(&[0; 1 << 16]).is_ok() {}
-    rustix::net::sockopt::set_socket_linger(&here, Some(Duration::from_secs(60))).unwrap();
-    (here.into(), there)
-}
-
-fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[std::os::fd::OwnedFd], urgent: bool) {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    let flags = if urgent { SendFlags::OOB } else { SendFlags::empty() };
-    let bytes = [std::io::IoSlice::new(bytes)];
-    rustix::net::sendmsg(stream, &bytes, &mut control, flags).unwrap();
-}
-
-#[test]
-fn descriptors_whose_close_waits_hold_up_nobody_else() {
-    let core = core("");
-    let hello = wire::frame(&hello("a", false).encode());
-    let ping = wire::frame(&[wire::PING]);
-    // How they come: with the start of a frame that is refused, too many, unread behind a frame, urgent, after
-    // registering, and at the admin socket.
-    for way in 0..7 {
-        let (sent, _there) = lingering();
-        let began = std::time::Instant::now();
-        let _open = as_user(STRANGER, || {
-            let at = if way < 5 { &core.socket } else { &core.admin };
-            let mut stream = UnixStream::connect(at).unwrap();
-            match way {
-                0 => {
-                    send_with(&stream, &hello[..16], &[sent], false);
-                    stream.write_all(&hello[16..]).unwrap();
-                }
-                1 => {
-                    let all: Vec<_> = (0..16).map(|_| sent.try_clone().unwrap()).collect();
-                    drop(sent);
-                    send_with(&stream, &hello, &all, false);
-                }
-                2 => {
-                    stream.write_all(&ping).unwrap();
-                    send_with(&stream, b"x", &[sent], false);
-                }
-                3 => send_with(&stream, b"x", &[sent], true),
-                4 => {
-                    let client = Client::register(&core.socket, &common::hello("b", false));
-                    let client = client.unwrap();
-                    send_with(&client.socket, b"x", &[sent], false);
-                    stream = client.socket;
-                }
-                5 => send_with(&stream, b"no request\n", &[sent], false),
-                _ => send_with(&stream, b"{\"cmd\":\"stop\"", &[sent], false),
-            }
-            stream
-        });
-        // What it sent is taken and given up meanwhile.
-        for _ in 0..20 {
-            answers(&core);
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        assert!(began.elapsed() < Duration::from_secs(20), "way {way}: {:?}", began.elapsed());
-    }
-    drop(high(&core));
-    // A connection at a time that hangs leaves room for the user's others.
-    as_user(STRANGER, || Client::best_effort(&core, "c"));
-    let began = std::time::Instant::now();
-    let mut core = core;
-    core.signal(rustix::process::Signal::TERM);
-    assert!(core.wait().success());
-    assert!(began.elapsed() < Duration::from_secs(20), "it ends all the same");
-}
-
-/// Python in a PID namespace of its own, until it is dropped.
-struct Container(std::process::Child);
-
-impl Container {
-    fn start(script: &str, socket: &Path) -> Self {
-        let mut command = std::process::Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "python3", "-c", script]).arg(socket);
-        Container(command.stdout(std::process::Stdio::piped()).spawn().unwrap())
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        line
-    }
-}
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn a_container_with_any_user_numbers_takes_no_reserved_connection() {
-    // Silent connections are kept for long.
-    let core = core("[admission]\nhello_timeout_ms = 30000\n");
-    let script = format!(
-        "import os,socket,sys,time\nheld=[]\nfor uid in [0,{SERVICE},{ADMIN},{STRANGER}]:\n \
-         os.setresuid(uid,uid,0)\n for i in range(100):\n  s=socket.socket(socket.AF_UNIX)\n  \
-         s.connect(sys.argv[1])\n  held.append(s)\n os.setresuid(0,0,0)\n\
-         time.sleep(0.3)\nopen_=0\nfor s in held:\n s.setblocking(False)\n try: s.recv(1)\n \
-         except BlockingIOError: open_+=1\nprint(open_,flush=True)\ntime.sleep(60)"
-    );
-    let mut container = Container::start(&script, &core.socket);
-    assert_eq!(container.line().trim(), "32", "an eighth of all, whatever their numbers");
-    for uid in [0, SERVICE] {
-        as_user(uid, || Client::register(&core.socket, &hello("s", true)).unwrap());
-    }
-}
-
-/// What a program in a container is told that asks whether it may be high priority.
-fn high_in_container(core: &Core) -> String {
-    let script = format!(
-        "import os,socket,struct,sys\nos.setresuid({SERVICE},{SERVICE},{SERVICE})\n\
-         s=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
-         s.sendall(b'TALLYIPC'+struct.pack('<IIBB',{},2,{},{}))\nr=s.recv(4096)\n\
-         print(r[17:].decode(),flush=True)",
-        tally_ipc::PROTOCOL_VERSION,
-        wire::PING,
-        wire::PING_HIGH
-    );
-    Container::start(&script, &core.socket).line().trim().into()
-}
-
-#[test]
-fn programs_in_containers_are_high_priority_only_if_configured() {
-    let core = core("");
-    let why = high_in_container(&core);
-    assert!(why.contains("high_priority.containers"), "{why}");
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let config = format!(
-        "{BUILT_IN}[socket]\nmode = \"0666\"\n[high_priority]\nuids = [{SERVICE}]\ncontainers = true\n"
-    );
-    let core = Core::start_in(dir, &config, &[]);
-    assert_eq!(high_in_container(&core), "");
 }

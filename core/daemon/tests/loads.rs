@@ -117,3 +117,58 @@ fn a_core_goes_on_when_a_component_takes_too_much() {
     client.launch();
     assert_eq!(core.status()["policy"]["name"], "fifo");
 }
+
+/// Components in one another: so many below the outermost.
+fn nested(levels: usize) -> Vec<u8> {
+    const HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
+    let mut backwards: Vec<u8> = HEADER.iter().rev().copied().collect();
+    for _ in 0..levels {
+        let (mut size, mut leb) = (backwards.len(), Vec::new());
+        while size > 0x7f {
+            leb.push(size as u8 | 0x80);
+            size >>= 7;
+        }
+        leb.push(size as u8);
+        backwards.extend(leb.iter().rev());
+        backwards.push(4);
+        backwards.extend(HEADER.iter().rev());
+    }
+    backwards.reverse();
+    backwards
+}
+
+/// The number behind `name` in a file of the core's below `/proc`.
+fn of_process(core: &Core, file: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/{file}", core.pid())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Ticks of CPU time of the core and of the processes that it has waited for, 100 a second.
+fn cpu_ticks(core: &Core) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", core.pid())).unwrap();
+    let fields = text.rsplit_once(')').unwrap().1.split_whitespace();
+    fields.skip(11).take(4).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
+
+/// The audit's finding 8: it took 31 s and 7.9 GB.
+#[test]
+fn a_core_refuses_the_audits_component_in_a_second_and_little_memory() {
+    let core = Core::start("", &["--policy", policy("fifo").to_str().unwrap()]);
+    let (path, bytes) = (core.dir.path().join("bomb.wasm"), nested(20_000));
+    assert_eq!(bytes.len(), 238_506);
+    std::fs::write(&path, bytes).unwrap();
+    let before = cpu_ticks(&core);
+    for _ in 0..3 {
+        let (code, message) = core.refused(load(&path));
+        assert_eq!(code, "policy_refused");
+        // By its bound, before anything is compiled.
+        assert!(message.contains("bomb.wasm") && message.contains("8 levels"), "{message}");
+    }
+    // Of CPU time, since the machine may be busy.
+    let took = cpu_ticks(&core) - before;
+    assert!(took < 3 * 100, "{took} ticks for three");
+    let most_kib = of_process(&core, "status", "VmHWM:");
+    assert!(most_kib < 256 << 10, "{most_kib} KiB");
+    assert_eq!(core.status()["policy"]["generation"], 1);
+}

@@ -4,10 +4,13 @@
 //! `"files"` in a request names the descriptors in their order: `component`, `config`, `signature`; of an A/B test
 //! `a.component` and so on; `out` for what is written. Paths in requests are names to show people, and nothing else.
 
-use crate::frame::{DESCRIPTORS_MAX, Peeked, peek, receive_message, send_message};
+use crate::frame::{
+    ALLOWED_MAX, DESCRIPTORS_MAX, Peeked, peek, receive_message, send_when_allowed,
+};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -66,7 +69,8 @@ pub fn policy(prefix: &str, component: &Path, config: Option<&Path>) -> Result<V
     Ok(files)
 }
 
-/// Send a request, one line with its end, and its files.
+/// Send a request, one line with its end, and its files. If the core does not take them it is asked without, and says
+/// why.
 ///
 /// # Errors
 /// The system call's.
@@ -75,7 +79,13 @@ pub fn send(socket: &UnixStream, line: &[u8], files: &[File]) -> Result<()> {
         return Err(Error::other(format!("a request has at most {DESCRIPTORS_MAX} files")));
     }
     let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.fd.as_fd()).collect();
-    let sent = send_message(socket.as_fd(), line, &fds, SendFlags::NOSIGNAL)?;
+    let sent = match send_when_allowed(socket.as_fd(), line, &fds, ALLOWED_MAX) {
+        Ok(Some(sent)) => sent,
+        // It has answered already.
+        Ok(None) => return Ok(()),
+        Err(Errno::PERM) => 0,
+        Err(error) => return Err(error.into()),
+    };
     let mut socket = socket;
     socket.write_all(&line[sent..])
 }

@@ -10,6 +10,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 /// First bytes of every frame.
 pub const FRAME_MAGIC: [u8; 8] = *b"TALLYIPC";
@@ -19,6 +20,10 @@ pub const FRAME_BYTES_MAX: usize = 16 * 1024;
 pub const DESCRIPTORS_MAX: usize = 8;
 /// Bytes of a frame before its payload.
 const HEADER: usize = 16;
+/// Longest that a sender waits until the other side takes descriptors.
+pub const ALLOWED_MAX: Duration = Duration::from_secs(1);
+/// Pauses between its attempts: from, to.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(2)];
 
 /// Wrap a payload into a frame.
 pub fn frame(payload: &[u8]) -> Vec<u8> {
@@ -29,19 +34,62 @@ pub fn frame(payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Send a frame with at most [`DESCRIPTORS_MAX`] descriptors in one message.
+/// Send a frame with at most [`DESCRIPTORS_MAX`] descriptors in one message. If the other side answers or ends before
+/// it takes descriptors, nothing is sent: what it says is there to be received.
 ///
 /// # Errors
-/// The system call's; a frame is far below a socket buffer, so a short write
-/// means a broken peer and is reported as [`WireError::Closed`].
+/// The system call's; [`rustix::io::Errno::TIMEDOUT`] if no descriptor was taken for [`ALLOWED_MAX`]. A frame
+/// is far below a socket buffer, so a short write means a broken peer and is reported as [`WireError::Closed`].
 pub fn send(
     socket: BorrowedFd<'_>,
     payload: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), WireError> {
     let bytes = frame(payload);
-    let sent = send_message(socket, &bytes, fds, SendFlags::NOSIGNAL)?;
+    match send_when_allowed(socket, &bytes, fds, ALLOWED_MAX) {
+        Ok(Some(sent)) if sent < bytes.len() => Err(WireError::Closed),
+        Ok(_) => Ok(()),
+        Err(rustix::io::Errno::PERM) => Err(rustix::io::Errno::TIMEDOUT.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The core's side: as [`send`], without waiting for a peer that takes no descriptors.
+///
+/// # Errors
+/// The system call's; [`WireError::Closed`] if not all was taken.
+pub fn answer(
+    socket: BorrowedFd<'_>,
+    payload: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), WireError> {
+    let bytes = frame(payload);
+    let sent = send_message(socket, &bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     if sent == bytes.len() { Ok(()) } else { Err(WireError::Closed) }
+}
+
+/// One message; how many of its bytes were taken. A core takes no descriptors ([`crate::rights`]) until it has accepted
+/// the connection and found its user's earlier ones closed: wait for that. `None`: it answered or ended before.
+pub(crate) fn send_when_allowed(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    most: Duration,
+) -> rustix::io::Result<Option<usize>> {
+    let (start, mut pause) = (Instant::now(), PAUSES[0]);
+    loop {
+        match send_message(socket, bytes, fds, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::PERM) if !fds.is_empty() && start.elapsed() < most => {}
+            sent => return sent.map(Some),
+        }
+        // By calls that programs which filter theirs have made before.
+        crate::wait::nap(pause);
+        match peek(socket, &mut [0; 1]) {
+            Err(rustix::io::Errno::AGAIN) => pause = (pause * 2).min(PAUSES[1]),
+            Ok(_) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// One message with descriptors; how many of its bytes were taken.
@@ -276,6 +324,35 @@ mod tests {
         std::io::Write::write_all(&mut &a, &bytes[bytes.len() - 1..]).unwrap();
         let (payload, _) = step().unwrap().unwrap();
         assert_eq!(Hello::decode(&payload).unwrap(), hello());
+    }
+
+    #[test]
+    fn a_sender_waits_until_descriptors_are_taken_and_hears_a_refusal_before() {
+        let (a, b) = UnixStream::pair().unwrap();
+        if crate::rights::allow(b.as_fd(), false) == Err(rustix::io::Errno::NOPROTOOPT) {
+            // Before Linux 6.16 every socket takes them.
+            return send(a.as_fd(), &hello().encode(), &[a.as_fd()]).unwrap();
+        }
+        let fds = [a.as_fd()];
+        let soon = Duration::from_millis(20);
+        let refused = send_when_allowed(a.as_fd(), b"x", &fds, soon);
+        assert_eq!(refused, Err(rustix::io::Errno::PERM));
+        for flags in [SendFlags::empty(), SendFlags::OOB] {
+            let urgent = send_message(a.as_fd(), b"x", &fds, flags);
+            assert_eq!(urgent, Err(rustix::io::Errno::PERM), "{flags:?}");
+        }
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| send(a.as_fd(), &hello().encode(), &fds));
+            std::thread::sleep(soon);
+            crate::rights::allow(b.as_fd(), true).unwrap();
+            sending.join().unwrap().unwrap();
+        });
+        assert_eq!(receive(b.as_fd()).unwrap().1.len(), 1);
+        crate::rights::allow(b.as_fd(), false).unwrap();
+        send(b.as_fd(), b"no", &[]).unwrap();
+        send(a.as_fd(), &hello().encode(), &fds).unwrap();
+        assert_eq!(receive(a.as_fd()).unwrap().0, b"no");
+        assert_eq!(peek(b.as_fd(), &mut [0; 1]), Err(rustix::io::Errno::AGAIN), "nothing was sent");
     }
 
     #[test]

@@ -85,6 +85,29 @@ mod tests {
     }
 
     #[test]
+    fn a_core_of_another_user_is_not_believed_wherever_it_listens() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test needs root to act as another user"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        // Who answers is who listens.
+        let other = rustix::process::Uid::from_raw(4_321);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                rustix::thread::set_thread_res_uid(other, other, other).unwrap();
+                listen(&listener, 1).unwrap();
+            });
+        });
+        let error = check(&path, UnixStream::connect(&path).unwrap().as_fd()).unwrap_err();
+        assert!(matches!(error, PeerError::User { uid: 4_321, .. }), "{error}");
+    }
+
+    #[test]
     fn a_folder_that_others_can_write_to_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");

@@ -13,7 +13,7 @@
 //! in another folder.
 
 use crate::PROTOCOL_VERSION;
-pub use crate::frame::{FRAME_BYTES_MAX, Receiver, frame, receive, send};
+pub use crate::frame::{FRAME_BYTES_MAX, Receiver, answer, frame, receive, send};
 use std::path::{Path, PathBuf};
 use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX, RESERVES_MAX};
 

@@ -24,13 +24,8 @@ fn nested(levels: usize) -> Vec<u8> {
     const HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
     let mut backwards: Vec<u8> = HEADER.iter().rev().copied().collect();
     for _ in 0..levels {
-        let (mut size, mut leb) = (backwards.len(), Vec::new());
-        while size > 0x7f {
-            leb.push(size as u8 | 0x80);
-            size >>= 7;
-        }
-        leb.push(size as u8);
-        backwards.extend(leb.iter().rev());
+        let size = leb(backwards.len());
+        backwards.extend(size.iter().rev());
         backwards.push(4);
         backwards.extend(HEADER.iter().rev());
     }
@@ -60,6 +55,76 @@ fn nested_components_are_refused_before_anything_is_built() {
         assert!(said.contains(part), "{said}");
     }
     // 7.9 GB before; in this process, for no compiler is started.
+    let grown = own_memory_kib("VmHWM:") - before;
+    assert!(grown < 100 << 10, "{grown} KiB");
+}
+
+fn leb(mut n: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while n > 0x7f {
+        bytes.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    bytes.push(n as u8);
+    bytes
+}
+
+/// A type's index, where a negative number would be a primitive type.
+fn index(n: usize) -> Vec<u8> {
+    let mut bytes = leb(n);
+    let last = bytes.len() - 1;
+    if bytes[last] & 0x40 != 0 {
+        bytes[last] |= 0x80;
+        bytes.push(0);
+    }
+    bytes
+}
+
+/// A component with a section of so many types, as the audit made them.
+fn types(first: &[u8], count: usize, each: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+    let mut all = leb(count + 1);
+    all.extend(first);
+    (0..count).for_each(|i| all.extend(each(i)));
+    [b"\0asm\x0d\0\x01\0\x07", &*leb(all.len()), &all].concat()
+}
+
+/// Types of types, each of the one before: long chains, and some whose size doubles with each.
+#[test]
+fn chains_of_types_are_refused_in_little_memory() {
+    const DECLARES: &[u8] = b"\x04\x00\x01a\x05";
+    // An instance type that names the one before, and exports the first so many times.
+    let instance = |i: usize, exports: &[&[u8]]| {
+        let mut declarations = leb(1 + exports.len());
+        declarations.extend([b"\x02\x03\x02\x01", &*leb(i)].concat());
+        exports.iter().for_each(|export| declarations.extend([export, &*leb(0)].concat()));
+        [b"\x42", &*declarations].concat()
+    };
+    let other: &[u8] = b"\x04\x00\x01b\x05";
+    type Each<'a> = &'a dyn Fn(usize) -> Vec<u8>;
+    let kinds: [(&str, &[u8], Each<'_>); 5] = [
+        ("lists", b"\x70\x7d", &|i| [b"\x70", &*index(i)].concat()),
+        ("options", b"\x6b\x7d", &|i| [b"\x6b", &*index(i)].concat()),
+        ("tuples of two", b"\x6f\x02\x7d\x7d", &|i| [b"\x6f\x02", &*index(i), &*index(i)].concat()),
+        ("instances", b"\x42\x00", &|i| instance(i, &[DECLARES])),
+        ("instances of two", b"\x42\x00", &|i| instance(i, &[DECLARES, other])),
+    ];
+    let before = own_memory_kib("VmHWM:");
+    for (kind, first, each) in kinds {
+        for count in [30, 1_000, 100_000] {
+            let error = refusal(limits(), &types(first, count, each));
+            // A compiler that panics takes nobody with it.
+            let is_bounded = matches!(
+                error,
+                LoadError::TooMany { .. }
+                    | LoadError::Invalid { .. }
+                    | LoadError::MissingExport { .. }
+                    | LoadError::NotCompiled { error: CompileError::Crashed { .. }, .. }
+            );
+            assert!(is_bounded, "{count} {kind}: {error}");
+            let too_many = matches!(error, LoadError::TooMany { .. });
+            assert!(too_many || count < 100_000, "{count} {kind}: {error}");
+        }
+    }
     let grown = own_memory_kib("VmHWM:") - before;
     assert!(grown < 100 << 10, "{grown} KiB");
 }
@@ -181,4 +246,34 @@ fn the_compiler_gives_the_same_policy_as_this_process() {
         (answer, bench.policy.call_fuel())
     };
     assert_eq!(fuel(&inside), fuel(&outside));
+}
+
+/// What one call of an exported function of a module costs.
+fn fuel(text: &str) -> u64 {
+    const MUCH: u64 = 1 << 40;
+    let engine = wasmtime::Engine::new(&tally_compiler::settings()).unwrap();
+    let module = wasmtime::Module::new(&engine, wat::parse_str(text).unwrap()).unwrap();
+    let mut store = wasmtime::Store::new(&engine, ());
+    store.set_epoch_deadline(1 << 40);
+    store.set_fuel(MUCH).unwrap();
+    let instance = wasmtime::Instance::new(&mut store, &module, &[]).unwrap();
+    let function = instance.get_typed_func::<(), ()>(&mut store, "f").unwrap();
+    function.call(&mut store, ()).unwrap();
+    MUCH - store.get_fuel().unwrap()
+}
+
+#[test]
+fn filling_memory_and_tables_costs_fuel() {
+    let memory = |bytes: u32| {
+        let fill = "(memory.fill (i32.const 0) (i32.const 7) (i32.const BYTES))";
+        let fill = fill.replace("BYTES", &bytes.to_string());
+        fuel(&format!("(module (memory 256) (func (export \"f\") {fill}))"))
+    };
+    let table = |items: u32| {
+        let fill = "(table.fill (i32.const 0) (ref.null func) (i32.const ITEMS))";
+        let fill = fill.replace("ITEMS", &items.to_string());
+        fuel(&format!("(module (table 10000 funcref) (func (export \"f\") {fill}))"))
+    };
+    assert!(memory(15 << 20) - memory(1) >= (15 << 20) / 64, "{}", memory(15 << 20));
+    assert!(table(10_000) - table(1) >= 10_000 / 64, "{}", table(10_000));
 }

@@ -4,8 +4,8 @@ use super::{File, Offence, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-/// The document whose paths and functions must be there.
-const SPECIFICATION: &str = "SPECIFICATION.md";
+/// The documents whose paths and functions must be there.
+const NAME_TESTS: [&str; 2] = ["SPECIFICATION.md", "tests/e2e/README.md"];
 
 /// Every relative link leads to a file, and every anchor to a heading.
 pub fn links(tree: &Tree) -> Vec<Offence> {
@@ -146,12 +146,15 @@ fn slug(title: &str) -> String {
     kept.flat_map(char::to_lowercase).collect()
 }
 
-/// Every test file that the specification names is there, and every test function in the file
-/// named before it.
+/// Every test file that the specification and the list of attacks name is there, and every test
+/// function in the file named before it.
 pub fn tests_named(tree: &Tree) -> Vec<Offence> {
-    let Some(specification) = tree.file(SPECIFICATION) else { return Vec::new() };
+    NAME_TESTS.iter().filter_map(|path| tree.file(path)).flat_map(|d| named_in(tree, d)).collect()
+}
+
+fn named_in(tree: &Tree, document: &File) -> Vec<Offence> {
     let mut offences = Vec::new();
-    for (line, text) in prose(&specification.text) {
+    for (line, text) in prose(&document.text) {
         let mut file: Option<&File> = None;
         for span in code_spans(text) {
             let what = if span.contains('/') && span.ends_with(".rs") {
@@ -164,7 +167,7 @@ pub fn tests_named(tree: &Tree) -> Vec<Offence> {
             } else {
                 None
             };
-            let path = SPECIFICATION.to_owned();
+            let path = document.path.clone();
             offences.extend(what.map(|what| Offence { path, line, what }));
         }
     }

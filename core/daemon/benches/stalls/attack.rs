@@ -8,11 +8,13 @@ use rustix::mm::Advice;
 use rustix::thread::futex;
 use serde_json::json;
 use std::io::{BufRead, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::time::{Duration, Instant};
 use tally_ipc::layout::{ClientRegion, RING_SLOTS, STREAM_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Request};
 use tally_ipc::wire::WireError;
@@ -23,6 +25,14 @@ const SLEEPERS: usize = 400;
 const SLEEPS: usize = 128;
 const POLLERS: usize = 16;
 const POLLED: usize = 10_000;
+/// Threads that ring the doorbell of one that leaves.
+const RINGERS: usize = 4;
+/// Pauses between an attacker's leaving and that of the next: as many may register a second.
+const LEAVES_EVERY: Duration = Duration::from_millis(50);
+/// The doorbell that is polled by those who leave.
+static POLLED_ONE: Mutex<Option<OwnedFd>> = Mutex::new(None);
+/// The address that the sleepers sleep on who do not sleep on the core's words.
+static SLEPT_ON: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
@@ -43,8 +53,12 @@ pub enum Attack {
     Kernels,
     /// Has many threads sleep, many times each, on the words that the core wakes.
     Sleepers,
+    /// Has them sleep on another word, which the kernel keeps in the same list as those.
+    Colliders,
     /// Polls its doorbell many times at once, and rings it.
     Pollers,
+    /// The same, and registers and leaves all the time.
+    Leavers,
     /// Rings the doorbell without a launch.
     Doorbell,
     /// Writes noise over its ring and its counts.
@@ -60,7 +74,7 @@ pub enum Attack {
 }
 
 impl Attack {
-    pub const ALL: [Attack; 15] = [
+    pub const ALL: [Attack; 17] = [
         Attack::Launches,
         Attack::InFlight,
         Attack::Toggles,
@@ -69,7 +83,9 @@ impl Attack {
         Attack::Tickets,
         Attack::Kernels,
         Attack::Sleepers,
+        Attack::Colliders,
         Attack::Pollers,
+        Attack::Leavers,
         Attack::Doorbell,
         Attack::Noise,
         Attack::Memory,
@@ -173,11 +189,11 @@ impl Attacker {
                 self.client.ring();
             }
             // Answers wake the sleepers.
-            Attack::Sleepers => {
+            Attack::Sleepers | Attack::Colliders => {
                 self.launch(0, false);
                 self.end_all();
             }
-            Attack::Pollers | Attack::Doorbell => self.client.ring(),
+            Attack::Pollers | Attack::Leavers | Attack::Doorbell => self.client.ring(),
             Attack::Noise => {
                 for _ in 0..64 {
                     let at = random.usize(..region.submissions.len());
@@ -236,6 +252,7 @@ struct Attackers {
     random: fastrand::Rng,
     round: u64,
     dropped: usize,
+    left: Instant,
 }
 
 impl Attackers {
@@ -265,6 +282,14 @@ impl Attackers {
                 });
             }
             attack => {
+                if attack == Attack::Leavers && self.left.elapsed() > LEAVES_EVERY {
+                    self.left = Instant::now();
+                    // The next one's doorbell is polled; it leaves while that rings.
+                    let leaves = &mut self.clients[0];
+                    *leaves = Attacker::new(&self.socket, leaves.name.clone());
+                    let polled = leaves.client.doorbell.try_clone().unwrap();
+                    *POLLED_ONE.lock().unwrap() = Some(polled);
+                }
                 for attacker in &mut self.clients {
                     attacker.step(attack, self.round, &mut self.random);
                     if self.round.is_multiple_of(256) && attacker.is_dropped() {
@@ -282,6 +307,26 @@ impl Attackers {
     }
 }
 
+/// Finds a word whose sleepers the kernel walks over whenever it looks for those of the core's word, on which all sleep
+/// now: to wake nobody there takes long.
+fn collide(client: &Client) {
+    const STRIDE: usize = 16;
+    let words = (&raw const *client.region).cast::<AtomicU32>();
+    let took = |at: usize| {
+        // SAFETY: within the region, which is mapped until the process ends.
+        let word: &'static AtomicU32 = unsafe { &*words.add(at) };
+        let fastest = (0..3).map(|_| {
+            let start = Instant::now();
+            let _ = futex::wake(word, futex::Flags::empty(), 1);
+            start.elapsed()
+        });
+        (fastest.min().unwrap_or_default(), word.as_ptr() as usize)
+    };
+    let count = size_of::<ClientRegion>() / size_of::<AtomicU32>() / STRIDE;
+    let slowest = (0..count.min(8_192)).map(|n| took(n * STRIDE)).max();
+    SLEPT_ON.store(slowest.map_or(0, |(_, address)| address), SeqCst);
+}
+
 /// Threads that wait for what the core does, until the process ends.
 fn wait_for_the_core(attack: Attack, clients: &[Attacker], is_on: &'static AtomicBool) {
     let spawn = |work: Box<dyn FnMut() + Send>| {
@@ -295,13 +340,20 @@ fn wait_for_the_core(attack: Attack, clients: &[Attacker], is_on: &'static Atomi
         };
         drop(thread.spawn(body).expect("a thread"));
     };
-    for at in 0..if attack == Attack::Sleepers { SLEEPERS } else { 0 } {
+    let sleeps = matches!(attack, Attack::Sleepers | Attack::Colliders);
+    for at in 0..if sleeps { SLEEPERS } else { 0 } {
         let core: *const tally_ipc::CoreRegion =
             &raw const *clients[at % clients.len()].client.core;
         // SAFETY: mapped until the process ends: this attack breaks no rule that the core would drop a client for.
         let core: &'static tally_ipc::CoreRegion = unsafe { &*core };
         spawn(Box::new(move || {
-            let word = if at % 4 == 0 { &core.probes } else { &core.wake };
+            let own = SLEPT_ON.load(SeqCst) as *const AtomicU32;
+            let word = match at % 4 {
+                // SAFETY: of the first attacker's region, mapped likewise.
+                _ if !own.is_null() => unsafe { &*own },
+                0 if attack == Attack::Sleepers => &core.probes,
+                _ => &core.wake,
+            };
             let mut wait = futex::Wait::new();
             wait.val = word.load(SeqCst).into();
             wait.uaddr = futex::WaitPtr::new(word.as_ptr().cast());
@@ -312,12 +364,31 @@ fn wait_for_the_core(attack: Attack, clients: &[Attacker], is_on: &'static Atomi
             let _ = futex::waitv(&[wait; SLEEPS], futex::WaitvFlags::empty(), Some(&most), clock);
         }));
     }
-    for at in 0..if attack == Attack::Pollers { POLLERS } else { 0 } {
-        let doorbell = clients[at % clients.len()].client.doorbell.try_clone().unwrap();
+    if attack == Attack::Colliders {
+        is_on.store(true, SeqCst);
+        std::thread::sleep(Duration::from_secs(1));
+        collide(&clients[0].client);
+        is_on.store(false, SeqCst);
+    }
+    for _ in 0..if attack == Attack::Leavers { RINGERS } else { 0 } {
+        spawn(Box::new(|| {
+            let polled = POLLED_ONE.lock().unwrap().as_ref().map(|one| one.try_clone().unwrap());
+            match polled {
+                Some(polled) => (0..100).for_each(|_| {
+                    let _ = rustix::io::write(&polled, &1u64.to_ne_bytes());
+                }),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }));
+    }
+    for at in 0..if matches!(attack, Attack::Pollers | Attack::Leavers) { POLLERS } else { 0 } {
+        let own = clients[at % clients.len()].client.doorbell.try_clone().unwrap();
         spawn(Box::new(move || {
+            let leaves = POLLED_ONE.lock().unwrap().as_ref().map(|one| one.try_clone().unwrap());
+            let doorbell = leaves.as_ref().unwrap_or(&own);
             let most = rustix::event::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
             let mut fds: Vec<_> =
-                (0..POLLED).map(|_| PollFd::new(&doorbell, PollFlags::PRI)).collect();
+                (0..POLLED).map(|_| PollFd::new(doorbell, PollFlags::PRI)).collect();
             let _ = poll(&mut fds, Some(&most));
         }));
     }
@@ -337,8 +408,17 @@ pub fn run(attack: Attack, socket: PathBuf, connections: usize, uid: u32) {
     wait_for_the_core(attack, &clients, is_on);
     let random = fastrand::Rng::with_seed(7);
     let idle = Vec::new();
-    let mut attackers =
-        Attackers { attack, socket, connections, clients, idle, random, round: 0, dropped: 0 };
+    let mut attackers = Attackers {
+        attack,
+        socket,
+        connections,
+        clients,
+        idle,
+        random,
+        round: 0,
+        dropped: 0,
+        left: Instant::now(),
+    };
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let lines = std::io::stdin().lock().lines().map_while(Result::ok);

@@ -61,6 +61,7 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: &Connection, peer: Peer) {
     let is_admin = plane.may_change(&peer);
     let mut requests = Requests::default();
     loop {
+        let opened = stream.open();
         let request = match tokio::time::timeout(IDLE_MAX, next(stream, &mut requests)).await {
             Ok(Ok(Some(request))) => request,
             Ok(Err(why)) => {
@@ -87,6 +88,13 @@ pub(super) async fn serve(plane: Rc<Plane>, stream: &Connection, peer: Peer) {
                 tokio::time::sleep(Duration::from_millis(NON_ADMIN_PAUSE_MS)).await;
                 (answer(&plane, &line, fds, &peer).await, false)
             }
+        };
+        let answer = match opened {
+            // The files of the request were not taken.
+            Err(why) if answer["error"]["code"] == json!(Code::BadRequest) => {
+                error(Code::Unavailable, why)
+            }
+            _ => answer,
         };
         if !write(stream, &answer).await || is_last {
             return;

@@ -1,9 +1,12 @@
-//! Sockets of peers. Only a helper thread closes them: with them go the descriptors that a peer sent and nobody
-//! received, and closing those may take as long as it likes ([`crate::helpers`]).
+//! Sockets of peers. With them go the descriptors that a peer sent and nobody received, and closing those may take as
+//! long as it likes: only a helper thread closes a socket that may hold any ([`crate::helpers`]). A connection takes
+//! none until it is told to ([`tally_ipc::rights`]); before Linux 6.16 every one does.
 
-use crate::helpers::Helper;
+use crate::helpers::{Helper, HelperError};
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
 use rustix::net::Shutdown;
+use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
 use tokio::net::{UnixListener, UnixStream};
@@ -20,13 +23,49 @@ pub struct Connection {
     /// `None` once the connection has ended.
     stream: Option<Arc<UnixStream>>,
     helper: Helper,
+    /// Descriptors may have been sent to it.
+    is_open: Cell<bool>,
 }
 
 impl Connection {
+    /// One that was accepted.
     pub fn new(stream: UnixStream, helper: Helper) -> Self {
         // Urgent bytes may carry descriptors, too: in line they are seen by `peek`.
         let _ = rustix::net::sockopt::set_socket_oobinline(&stream, true);
-        Connection { stream: Some(Arc::new(stream)), helper }
+        let is_open = Cell::new(tally_ipc::rights::are_allowed(stream.as_fd()));
+        Connection { stream: Some(Arc::new(stream)), helper, is_open }
+    }
+
+    /// Whether it may hold descriptors.
+    pub fn is_open(&self) -> bool {
+        self.is_open.get()
+    }
+
+    /// Take descriptors from now on.
+    ///
+    /// # Errors
+    /// If its user's earlier ones are not closed.
+    pub fn open(&self) -> Result<(), HelperError> {
+        if self.is_open() {
+            return Ok(());
+        }
+        self.helper.has_room()?;
+        self.is_open.set(true);
+        let _ = tally_ipc::rights::allow(self.as_fd(), true);
+        Ok(())
+    }
+
+    /// Take none any more.
+    pub fn bar(&self) {
+        let barred = tally_ipc::rights::allow(self.as_fd(), false).is_ok();
+        // What has come is there still.
+        let is_empty = match tally_ipc::frame::peek(self.as_fd(), &mut [0; 1]) {
+            Ok(peeked) => peeked.bytes == 0,
+            Err(error) => error == Errno::AGAIN,
+        };
+        if barred && is_empty {
+            self.is_open.set(false);
+        }
     }
 
     /// A second reference to the stream, for a helper thread.
@@ -42,7 +81,9 @@ impl Connection {
     pub async fn end(mut self) {
         if let Some(stream) = self.stream.take() {
             shut_down(&*stream);
-            self.helper.closed(stream).await;
+            if self.is_open() {
+                self.helper.closed(stream).await;
+            }
         }
     }
 }
@@ -64,7 +105,9 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
             shut_down(&*stream);
-            self.helper.close(stream);
+            if self.is_open() {
+                self.helper.close(stream);
+            }
         }
     }
 }

@@ -93,7 +93,7 @@ pub struct Places {
     kernels: RefCell<KernelShares>,
     /// Registrations whose descriptors are being made.
     registering: Semaphore,
-    /// Connections that got no place and are not closed yet.
+    /// Connections that got no place, may hold descriptors and are not closed yet: only before Linux 6.16.
     turned_away: Cell<usize>,
 }
 
@@ -195,15 +195,14 @@ impl Plane {
     /// The quota that a peer's connections count in.
     pub fn user(&self, peer: &Peer) -> User {
         match peer.foreign {
-            None => User::Uid(peer.uid),
             Some(_) if self.rules.may_be_high(peer.uid, true) => User::HighContainers,
-            Some(_) => User::Containers,
+            _ => peer.user(),
         }
     }
 
-    /// The threads that deal with what a peer sends.
+    /// The threads that deal with what a peer sends: its container's own, whatever its number is there.
     pub fn helper(&self, peer: &Peer) -> Helper {
-        self.helpers.of(self.user(peer), self.is_trusted(peer))
+        self.helpers.of(peer.user(), self.is_trusted(peer))
     }
 
     /// The helper threads for the core's own sockets.
@@ -356,12 +355,15 @@ fn turn_away(
     }
     match entry_point {
         EntryPoint::Clients => {
-            drop(wire::send(connection.as_fd(), &Welcome::encode_refusal(&why), &[]))
+            drop(wire::answer(connection.as_fd(), &Welcome::encode_refusal(&why), &[]))
         }
         EntryPoint::Admin => {
             let answer = format!("{}\n", admin::error(admin::Code::Unavailable, why));
             let _ = connection.try_write(answer.as_bytes());
         }
+    }
+    if !connection.is_open() {
+        return;
     }
     let turned_away = plane.places.turned_away.get();
     plane.places.turned_away.set(turned_away + 1);
@@ -376,13 +378,14 @@ fn turn_away(
 pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
     while let Some(notice) = notices.recv().await {
         match notice {
-            Notice::Misbehaved { id, why } => {
+            Notice::Misbehaved { id, why, left } => {
                 if plane.journal.may(Kind::Left) {
                     tracing::warn!(id, why, "client dropped");
                 }
                 if let Some(record) = plane.registry.borrow().get(id) {
                     record.dismissal.now(why);
                 }
+                plane.own_helper().close(left);
             }
             Notice::Disabled { generation } => {
                 let plane = plane.clone();

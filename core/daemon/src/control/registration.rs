@@ -41,6 +41,9 @@ use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// What comes without descriptors is served for so long though its user's are not taken: whether a core is there.
+const BARRED_MAX: Duration = Duration::from_millis(200);
+
 /// Why a client is not served.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
@@ -81,9 +84,17 @@ pub(super) async fn serve(
     stream: &Connection,
     mut peer: Peer,
 ) -> Place {
-    let patience = Duration::from_millis(plane.config.admission.hello_timeout_ms);
-    let Ok(frame) = tokio::time::timeout(patience, receive(stream, patience)).await else {
-        return place;
+    let opened = stream.open();
+    let mut patience = Duration::from_millis(plane.config.admission.hello_timeout_ms);
+    if opened.is_err() {
+        patience = patience.min(BARRED_MAX);
+    }
+    let received = tokio::time::timeout(patience, receive(stream, patience)).await;
+    stream.bar();
+    let frame = match (received, opened) {
+        (Ok(frame), _) => frame,
+        (Err(_), Err(why)) => Err(why.into()),
+        (Err(_), Ok(())) => return place,
     };
     match frame.as_ref().map(|(payload, _)| payload.first()) {
         Ok(Some(&wire::NOTICE)) => {
@@ -96,7 +107,7 @@ pub(super) async fn serve(
             let mut answer = vec![wire::PING];
             let class = plane.rules.class(peer.uid, peer.foreign.is_some(), asks_high);
             answer.extend(class.1.into_bytes());
-            let _ = wire::send(stream.as_fd(), &answer, &[]);
+            let _ = wire::answer(stream.as_fd(), &answer, &[]);
             return place;
         }
         _ => {}
@@ -119,7 +130,7 @@ pub(super) async fn serve(
     let id = info.id;
     let sent = {
         let fds = fds.each_ref().map(OwnedFd::as_fd);
-        wire::send(stream.as_fd(), &welcome.encode(), &fds)
+        wire::answer(stream.as_fd(), &welcome.encode(), &fds)
     };
     // The client has them now; here they would be two descriptors more for each.
     drop(fds);
@@ -145,8 +156,8 @@ pub(super) async fn serve(
         tracing::info!(id, name = info.name, reason = %end, "client left");
     }
     plane.registry.borrow_mut().depart(id, &end, left.as_ref().map(|l| &l.numbers));
-    // Unmapping 2 MiB; not worth another thread here.
-    drop(left);
+    // Unmaps 2 MiB, and may wait for whoever rings the doorbell.
+    stream.helper().close(left);
     client
 }
 
@@ -207,8 +218,8 @@ fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &Refusal) {
         tracing::warn!(pid, uid, "client refused: {refusal}");
     }
     let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
-    plane.ungoverned.borrow_mut().report(pid, uid, printable(name), why);
-    let _ = wire::send(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
+    plane.ungoverned.borrow_mut().report(pid, uid, name, why);
+    let _ = wire::answer(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
 }
 
 fn check((payload, regions): Frame) -> Result<(Hello, Mapped<ClientRegion>), Refusal> {
@@ -299,13 +310,14 @@ async fn hand_over(
     }
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);
-    let doorbell = park::eventfd()?;
-    let fds = [core_fd, doorbell.try_clone().map_err(errno)?];
+    let (watched, doorbell) = park::doorbell()?;
+    plane.control.watch(&watched)?;
+    let fds = [core_fd, doorbell];
     let client = Box::new(NewClient {
         info: info.clone(),
         region,
         core,
-        doorbell,
+        doorbell: watched,
         first_ticket: hello.first_ticket,
         kernels,
         witness,

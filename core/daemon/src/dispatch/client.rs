@@ -271,19 +271,28 @@ impl DispatchClient {
         let wake = |is_due: &mut bool, word| {
             if *is_due && user.may_wake(turn) {
                 *is_due = false;
-                user.woke(wait::wake_some(word));
+                let start_ns = cpu_ns();
+                let threads = wait::wake_some(word);
+                user.woke(threads, cpu_ns() - start_ns);
             }
         };
         // Others wait for it to yield.
         wake(&mut self.to_yield, &core.yielding.word);
         let is_due = (self.touched || self.sleeps_on) && self.woken_in != turn;
-        if is_due && user.may_wake(turn) {
+        if is_due && user.owes() {
+            // They look around by themselves soon.
+            (self.touched, self.sleeps_on) = (false, false);
+        } else if is_due && user.may_wake(turn) {
             self.woken_in = turn;
+            // Without a system call if nobody sleeps.
+            let start_ns = (region.activity.waiters.load(Relaxed) > 0).then(cpu_ns);
             let woken = match std::mem::take(&mut self.touched) {
                 true => wait::wake(region, core),
                 false => Some(wait::wake_some(&core.wake)),
             };
-            woken.into_iter().for_each(|threads| user.woke(threads));
+            if let Some(threads) = woken {
+                user.woke(threads, start_ns.map_or(0, |start_ns| cpu_ns() - start_ns));
+            }
             self.sleeps_on = woken >= Some(wait::WAKES_MAX);
         }
         wake(&mut self.to_probe, &core.probes);
@@ -585,6 +594,12 @@ const FORMS: [(u32, u32); 4] = [
 fn translated<const N: usize>(flags: u32, bits: [(u32, u32); N]) -> u32 {
     let set = bits.iter().filter(|(theirs, _)| flags & theirs != 0);
     set.fold(0, |all, (_, ours)| all | ours)
+}
+
+/// CPU time of this thread.
+fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use super::background::{Forgotten, Piece};
 use super::kernels::KernelShare;
+use super::park::{Bells, Parker};
 use super::snapshot::{ClientNumbers, Snapshot};
 use crate::gpus::Witness;
 use crate::loader::Loaded;
@@ -32,7 +33,7 @@ pub struct NewClient {
     pub region: Mapped<ClientRegion>,
     /// The core's region, which the client maps read-only.
     pub core: Mapped<CoreRegion>,
-    /// The client writes it to wake the core.
+    /// Rings when the client writes its doorbell ([`super::park::doorbell`]); watched already.
     pub doorbell: OwnedFd,
     /// What its word on the GPU counts for.
     pub witness: Witness,
@@ -130,6 +131,12 @@ pub struct Left {
     pub(super) _client: Box<super::client::DispatchClient>,
 }
 
+impl std::fmt::Debug for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Left").finish_non_exhaustive()
+    }
+}
+
 /// A policy that is no longer active; takes tens of microseconds to drop.
 pub struct Retired {
     pub(super) policy: Loaded,
@@ -146,7 +153,12 @@ impl Retired {
 #[derive(Debug)]
 pub enum Notice {
     /// A client broke the protocol and is no longer served.
-    Misbehaved { id: u32, why: &'static str },
+    Misbehaved {
+        id: u32,
+        why: &'static str,
+        /// To be dropped elsewhere.
+        left: Box<Left>,
+    },
     /// The active policy failed too often: the built-in rule serves.
     Disabled {
         /// Generation of that policy.
@@ -170,6 +182,7 @@ pub enum AskError {
 pub struct ControlSender {
     sender: SyncSender<Control>,
     shared: Arc<Bell>,
+    bells: Bells,
 }
 
 /// The dispatch thread's end.
@@ -184,18 +197,29 @@ struct Bell {
     eventfd: OwnedFd,
 }
 
-/// Both ends.
+/// Both ends; what is sent ends the parker's sleep.
 ///
 /// # Errors
-/// If no eventfd can be made.
-pub fn channel() -> rustix::io::Result<(ControlSender, ControlReceiver)> {
+/// If no eventfd can be made or watched.
+pub fn channel(parker: &Parker) -> rustix::io::Result<(ControlSender, ControlReceiver)> {
     let (sender, receiver) = sync_channel(PENDING_MAX);
     let shared =
         Arc::new(Bell { pending: AtomicBool::new(false), eventfd: super::park::eventfd()? });
-    Ok((ControlSender { sender, shared: shared.clone() }, ControlReceiver { receiver, shared }))
+    let bells = parker.bells();
+    bells.watch(&shared.eventfd)?;
+    let sender = ControlSender { sender, shared: shared.clone(), bells };
+    Ok((sender, ControlReceiver { receiver, shared }))
 }
 
 impl ControlSender {
+    /// Have the dispatch thread hear a client's doorbell.
+    ///
+    /// # Errors
+    /// The system call's.
+    pub fn watch(&self, doorbell: &OwnedFd) -> rustix::io::Result<()> {
+        self.bells.watch(doorbell)
+    }
+
     /// Hand over a request made around a reply channel, and wait for the reply.
     ///
     /// # Errors
@@ -240,10 +264,5 @@ impl ControlReceiver {
             self.shared.pending.store(true, SeqCst);
         }
         request
-    }
-
-    /// Readable when something was sent.
-    pub fn eventfd(&self) -> &OwnedFd {
-        &self.shared.eventfd
     }
 }

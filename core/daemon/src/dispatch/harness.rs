@@ -29,9 +29,8 @@ impl Harness {
     /// # Errors
     /// If a descriptor cannot be made.
     pub fn new(settings: Settings, policy: Loaded) -> rustix::io::Result<Self> {
-        let (control, receiver) = control::channel()?;
         let parker = Parker::new()?;
-        parker.watch(receiver.eventfd())?;
+        let (control, receiver) = control::channel(&parker)?;
         let (sender, notices) = mpsc::channel(NOTICES_MAX);
         let profile_cache = ProfileCache::new(Default::default());
         let recorder = Recorder::default();

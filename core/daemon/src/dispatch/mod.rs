@@ -379,7 +379,6 @@ impl Dispatch {
     fn join(&mut self, now: u64, new: NewClient) {
         let (info, first_ticket) = (new.info.clone(), new.first_ticket);
         new.core.consumed.store(first_ticket, Release);
-        let _ = self.parker.watch(&new.doorbell);
         self.clients.push(Box::new(DispatchClient::new(new, now, &self.settings)));
         // Ids rise, but registrations overtake each other between the threads.
         self.clients.sort_by_key(|c| c.id());
@@ -436,9 +435,9 @@ impl Dispatch {
     /// control plane has closed its connection.
     fn cut_off(&mut self, now: u64, at: usize, why: &'static str) {
         let id = self.clients[at].id();
-        self.dropped.push(Notice::Misbehaved { id, why });
+        let left = Box::new(self.remove(now, at));
+        self.dropped.push(Notice::Misbehaved { id, why, left });
         self.next_heartbeat_ns = now;
-        let _ = self.remove(now, at);
     }
 
     fn set_policy(&mut self, now: u64, policy: Loaded, generation: u64) -> Retired {

@@ -3,6 +3,7 @@
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 /// Doorbells taken in after one sleep. More wait for the next one: the loop
 /// looks at every client after any wake-up anyway.
@@ -18,10 +19,44 @@ pub fn eventfd() -> rustix::io::Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
+/// A client's doorbell, an eventfd, and before it what the dispatch thread watches in its place. The client has the
+/// doorbell, too, and can have a hundred thousand threads' polls wait at it: whoever rings it then holds its lock for
+/// milliseconds, and whoever stops watching it waits for that lock. An epoll instance of the core's own between the two
+/// has a lock that is never held for long; it is closed by a helper thread.
+///
+/// # Errors
+/// The system call's.
+pub fn doorbell() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (watched, doorbell) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, eventfd()?);
+    watch(&watched, &doorbell)?;
+    Ok((watched, doorbell))
+}
+
+/// Edge-triggered, so that nobody has to read it: a client's doorbell is no input.
+fn watch(epoll: &OwnedFd, what: impl AsFd) -> rustix::io::Result<()> {
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(epoll, what, epoll::EventData::new_u64(0), flags)
+}
+
+/// What wakes the dispatch thread. Shared with the control thread, which adds doorbells: for instances of epoll within
+/// each other the kernel has one lock for all processes.
+#[derive(Clone, Debug)]
+pub struct Bells(Arc<OwnedFd>);
+
+impl Bells {
+    /// Wake up when this rings.
+    ///
+    /// # Errors
+    /// The system call's.
+    pub fn watch(&self, what: impl AsFd) -> rustix::io::Result<()> {
+        watch(&self.0, what)
+    }
+}
+
 /// The dispatch thread's place to sleep.
 #[derive(Debug)]
 pub struct Parker {
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
 }
 
 impl Parker {
@@ -30,7 +65,7 @@ impl Parker {
     /// # Errors
     /// The system call's.
     pub fn new() -> rustix::io::Result<Self> {
-        Ok(Parker { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+        Ok(Parker { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?) })
     }
 
     /// Let the calling thread's short sleeps be short: the default slack of
@@ -39,22 +74,13 @@ impl Parker {
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     }
 
-    /// Wake up when this eventfd is written. Edge-triggered, so that nobody has
-    /// to read it: a client's doorbell is no input.
-    ///
-    /// # Errors
-    /// The system call's.
-    pub fn watch(&self, eventfd: impl AsFd) -> rustix::io::Result<()> {
-        epoll::add(
-            &self.epoll,
-            eventfd,
-            epoll::EventData::new_u64(0),
-            epoll::EventFlags::IN | epoll::EventFlags::ET,
-        )
+    pub fn bells(&self) -> Bells {
+        Bells(self.epoll.clone())
     }
 
-    pub fn forget(&self, eventfd: impl AsFd) {
-        let _ = epoll::delete(&self.epoll, eventfd);
+    /// Not to wake up when this rings any more.
+    pub fn forget(&self, what: impl AsFd) {
+        let _ = epoll::delete(&*self.epoll, what);
     }
 
     /// Sleep for at most so long.
@@ -68,11 +94,11 @@ impl Parker {
             tv_sec: (for_ns / 1_000_000_000) as _,
             tv_nsec: (for_ns % 1_000_000_000) as _,
         };
-        let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+        let mut fds = [PollFd::new(&*self.epoll, PollFlags::IN)];
         if matches!(poll(&mut fds, Some(&timeout)), Ok(n) if n > 0) {
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let _ = epoll::wait(&self.epoll, &mut events, Some(&now));
+            let _ = epoll::wait(&*self.epoll, &mut events, Some(&now));
         }
     }
 }
@@ -80,13 +106,14 @@ impl Parker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsRawFd;
     use std::time::{Duration, Instant};
 
     #[test]
     fn a_ring_before_or_during_the_sleep_ends_it_once() {
         let parker = Parker::new().unwrap();
-        let bell = eventfd().unwrap();
-        parker.watch(&bell).unwrap();
+        let (watched, bell) = doorbell().unwrap();
+        parker.bells().watch(&watched).unwrap();
         rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
         let long = Duration::from_secs(20).as_nanos() as u64;
         let start = Instant::now();
@@ -101,7 +128,43 @@ mod tests {
             parker.sleep(long);
         });
         assert!(start.elapsed() < Duration::from_secs(10));
+        // Drained by somebody else, it rings again.
+        let mut count = [0; 8];
+        rustix::io::read(&bell, &mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 2);
         parker.sleep(1_000_000);
-        parker.forget(&bell);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+            });
+            parker.sleep(long);
+        });
+        assert!(start.elapsed() < Duration::from_secs(10));
+        parker.forget(&watched);
+        rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+        let start = Instant::now();
+        parker.sleep(Duration::from_millis(50).as_nanos() as u64);
+        assert!(start.elapsed() >= Duration::from_millis(50), "it is not heard any more");
+    }
+
+    /// Who polls a doorbell with a hundred thousand descriptors, and rings it, holds its lock for milliseconds.
+    #[test]
+    fn the_dispatch_thread_takes_no_lock_of_a_doorbell() {
+        let parker = Parker::new().unwrap();
+        let (watched, bell) = doorbell().unwrap();
+        parker.bells().watch(&watched).unwrap();
+        let targets = |epoll: &OwnedFd| {
+            let path = format!("/proc/self/fdinfo/{}", epoll.as_raw_fd());
+            let text = std::fs::read_to_string(path).unwrap();
+            let lines = text.lines().filter_map(|line| line.strip_prefix("tfd:"));
+            let number = |line: &str| line.split_whitespace().next().unwrap().parse().unwrap();
+            lines.map(number).collect::<Vec<i32>>()
+        };
+        assert_eq!(targets(&parker.epoll), [watched.as_raw_fd()], "the parker's own");
+        assert_eq!(targets(&watched), [bell.as_raw_fd()]);
+        // What is left when the client has the doorbell, and the core what it watches.
+        drop(watched);
+        assert_eq!(targets(&parker.epoll), [0; 0]);
     }
 }

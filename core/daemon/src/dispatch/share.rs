@@ -13,6 +13,7 @@ use tally_contract::limits::{
     PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX,
     PASS_SUBMISSIONS_MAX, PASS_WAKES_USER_MAX,
 };
+use tally_ipc::wait::now_ns;
 
 /// What is done for one client in a pass, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,45 @@ pub struct UserPass {
     completions: AtomicU32,
     turnarounds: AtomicU32,
     wakes: AtomicU32,
+    debt: Debt,
+}
+
+/// CPU time of wake-ups beyond what they should take. The kernel looks for those who sleep on a word in a list that it
+/// shares with other words: whoever has ten thousands sleep on one of those makes each look take long, even if nobody is
+/// woken. Such time is lent, up to a bound, and paid back with a small part of the time that passes.
+#[derive(Debug, Default)]
+struct Debt {
+    ns: AtomicU64,
+    /// When it was so large.
+    at_ns: AtomicU64,
+}
+
+/// A system call should take no longer, and so much longer for each thread that it wakes, ns.
+const WAKE_NS: u64 = 5_000;
+const WAKE_THREAD_NS: u64 = 15_000;
+/// Lent at most before a user's threads are left to look around by themselves, ns.
+const DEBT_NS_MAX: u64 = 100_000;
+/// Time that must pass for each part of a debt.
+const DEBT_PART: u64 = 400;
+
+impl Debt {
+    fn left(&self, now_ns: u64) -> u64 {
+        let paid = now_ns.saturating_sub(self.at_ns.load(Relaxed)) / DEBT_PART;
+        self.ns.load(Relaxed).saturating_sub(paid)
+    }
+
+    fn is_too_large(&self, now_ns: impl FnOnce() -> u64) -> bool {
+        let ns = self.ns.load(Relaxed);
+        ns > DEBT_NS_MAX && self.left(now_ns()) > DEBT_NS_MAX
+    }
+
+    fn add(&self, now_ns: u64, took_ns: u64, threads: u32) {
+        let more = took_ns.saturating_sub(WAKE_NS + WAKE_THREAD_NS * u64::from(threads));
+        if more > 0 {
+            self.ns.store(self.left(now_ns) + more, Relaxed);
+            self.at_ns.store(now_ns, Relaxed);
+        }
+    }
 }
 
 fn add(word: &AtomicU32, more: u32) {
@@ -86,9 +126,17 @@ impl UserPass {
         self.wakes.load(Relaxed) < PASS_WAKES_USER_MAX
     }
 
-    /// A system call that woke so many threads.
-    pub fn woke(&self, threads: u32) {
+    /// Whether waking its threads took too long of late.
+    pub fn owes(&self) -> bool {
+        self.debt.is_too_large(now_ns)
+    }
+
+    /// A system call that woke so many threads and took so much CPU time.
+    pub fn woke(&self, threads: u32, took_ns: u64) {
         add(&self.wakes, 1 + threads);
+        if took_ns > WAKE_NS {
+            self.debt.add(now_ns(), took_ns, threads);
+        }
     }
 }
 
@@ -136,11 +184,31 @@ mod tests {
         assert_eq!(user.left(2, share), share, "the next pass");
         let mut wakes = 0;
         while user.may_wake(2) {
-            user.woke(3);
+            user.woke(3, 0);
             wakes += 1;
         }
         assert_eq!(wakes, PASS_WAKES_USER_MAX / 4);
         assert!(other.may_wake(2) && user.may_wake(3));
+    }
+
+    #[test]
+    fn wake_ups_that_take_long_are_lent_and_paid_back() {
+        let debt = Debt::default();
+        // As they should be, however many.
+        (0..1_000).for_each(|_| debt.add(0, WAKE_NS + 2 * WAKE_THREAD_NS, 2));
+        assert!(!debt.is_too_large(|| unreachable!("without asking for the time")));
+        // Nobody is woken, in 0.15 ms.
+        let (mut now_ns, mut stalled_ns) = (0, 0);
+        while now_ns < 10_000_000_000 {
+            if !debt.is_too_large(|| now_ns) {
+                now_ns += 150_000;
+                stalled_ns += 150_000;
+                debt.add(now_ns, 150_000, 0);
+            }
+            now_ns += 20_000;
+        }
+        assert!(stalled_ns > 150_000 && stalled_ns < now_ns / 300, "{stalled_ns} ns");
+        assert!(!debt.is_too_large(|| now_ns + 1_000_000_000), "all is paid");
     }
 
     #[test]

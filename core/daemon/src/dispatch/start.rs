@@ -48,9 +48,8 @@ pub fn start(
     loaded: Arc<profiled::Loaded>,
     recorder: Recorder,
 ) -> Result<Handle, CoreError> {
-    let (sender, receiver) = control::channel().map_err(CoreError::os("control eventfd"))?;
     let parker = Parker::new().map_err(CoreError::os("epoll"))?;
-    parker.watch(receiver.eventfd()).map_err(CoreError::os("epoll"))?;
+    let (sender, receiver) = control::channel(&parker).map_err(CoreError::os("control eventfd"))?;
     let (notice_sender, notices) = mpsc::channel(NOTICES_MAX);
     let (end_sender, ended) = oneshot::channel();
     let (pin_sender, pin_receiver) = std::sync::mpsc::sync_channel(1);

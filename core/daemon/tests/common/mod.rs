@@ -2,6 +2,8 @@
 //! shim, no GPU.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod users;
+
 use rustix::fd::{AsFd, OwnedFd};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -92,7 +94,7 @@ impl Core {
         Self::run(dir, command)
     }
 
-    fn run(dir: tempfile::TempDir, mut command: Command) -> Core {
+    pub fn run(dir: tempfile::TempDir, mut command: Command) -> Core {
         let socket = dir.path().join("run/clients/core.sock");
         let admin = wire::admin_socket_of(&socket).unwrap();
         let child = command.spawn().unwrap();
