@@ -12,9 +12,10 @@ use tally_harness::{Artefacts, Class, Device, Scene};
 
 /// More than a test sees.
 const REQUESTS: u64 = 1_000_000;
-/// `tallyctl ab start --wait` says that B is to be promoted, or A to be kept.
+/// `tallyctl ab start --wait` says that B was promoted, A is to be kept, or B was withdrawn.
 const PROMOTE_B: i32 = 0;
 const KEEP_A: i32 = 3;
+const WITHDRAWN: i32 = 5;
 
 /// A program under a core that grants policies a say over high-priority launches.
 struct Served {
@@ -80,14 +81,16 @@ fn configured(scene: &Scene, how: &str) -> Result<PathBuf> {
 
 /// Tests `stalls` against `fifo`: the code that `tallyctl` ended with must be this one, and `fifo`
 /// serve after it.
-fn trapped(how: &str, expected: i32) -> Result<()> {
+fn trapped(how: &str, guard: Option<&str>, expected: i32) -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let served = Served::start(&artefacts, None)?;
     let config = format!("--config-b={}", configured(&served.scene, how)?.display());
-    let more = ["--metric=hp_p99", &*config];
+    let guard = guard.map(|guard| format!("--guard={guard}"));
+    let more: Vec<&str> =
+        guard.iter().map(String::as_str).chain([&*config, "--metric=hp_p99"]).collect();
     let stalls = artefacts.test_policy("stalls")?;
     let (status, said) = served.test(&stalls.to_string_lossy(), &more)?;
-    ensure!(status.code() == Some(expected), "{how}: {status}\n{said}");
+    ensure!(status.code() == Some(expected), "{how}, guard {guard:?}: {status}\n{said}");
     let launches = || -> Result<u64> {
         let clients = served.scene.status()?.clients()?;
         Ok(clients.first().context("the program is gone")?.launches())
@@ -102,7 +105,23 @@ fn trapped(how: &str, expected: i32) -> Result<()> {
 
 #[test]
 fn a_policy_that_serves_nothing_is_not_kept() -> Result<()> {
-    trapped("nothing", KEEP_A)
+    trapped("nothing", None, KEEP_A)
+}
+
+#[test]
+fn a_policy_that_serves_nothing_is_withdrawn_by_a_guard() -> Result<()> {
+    trapped("nothing", Some("hp_p99<300ms"), WITHDRAWN)
+}
+
+#[test]
+fn a_policy_that_stalls_for_the_rest_of_its_block_is_not_kept() -> Result<()> {
+    trapped("block", None, KEEP_A)
+}
+
+#[test]
+fn a_policy_that_stalls_for_the_rest_of_its_block_is_withdrawn_by_a_guard() -> Result<()> {
+    // No block of 400 ms has room for a whole fifth of a second before and 100 ms of stall.
+    trapped("block", Some("hp_p99<60ms"), WITHDRAWN)
 }
 
 /// A holds each launch of a training for 20 ms. The hook sees the beginning, and the end with its verdict.

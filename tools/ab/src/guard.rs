@@ -76,6 +76,11 @@ impl Guard {
         self.times_a().is_some()
     }
 
+    /// Whether it says how long requests may take.
+    pub fn is_on_latency(&self) -> bool {
+        !matches!(self.limit, Limit::Work(_))
+    }
+
     /// Whether it needs the plan's objective.
     pub fn needs_objective(&self) -> bool {
         matches!(self.limit, Limit::Slo(_))

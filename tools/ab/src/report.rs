@@ -430,7 +430,7 @@ fn block_quantile(experiment: &Experiment) -> Option<f64> {
 }
 
 /// Effects of all figures but the one that decides, from the pairs of blocks.
-fn beside(experiment: &Experiment) -> Vec<Beside> {
+pub(crate) fn beside(experiment: &Experiment) -> Vec<Beside> {
     type Figure = fn(&Block) -> Option<f64>;
     let all: [(&str, Figure); 4] = [
         ("hp_p50", |b| b.hp_p50_ns.filter(|_| b.value.is_some()).map(|ns| ns as f64)),

@@ -5,6 +5,16 @@ use crate::verdict::quantile_name;
 
 /// An experiment in virtual time: requests of 10 ms under A, times `ratio` under B.
 fn experiment(ratio: f64, blocks: usize, plan: Plan) -> Experiment {
+    experiment_with(ratio, (5, 1.0), blocks, plan)
+}
+
+/// The same with so many requests in a block, and best-effort work under B times `work`.
+fn experiment_with(
+    ratio: f64,
+    (requests, work): (usize, f64),
+    blocks: usize,
+    plan: Plan,
+) -> Experiment {
     let plan = Plan { block_ns_min: plan.block_ns, ..plan };
     let mut experiment = Experiment::new(plan, 0).unwrap();
     let mut random = fastrand::Rng::with_seed(3);
@@ -17,7 +27,11 @@ fn experiment(ratio: f64, blocks: usize, plan: Plan) -> Experiment {
                 (sample.from_ns, sample.to_ns) = (now_ns, at_ns);
                 now_ns = at_ns;
                 let factor = if experiment.arm() == Arm::B { ratio } else { 1.0 };
-                for _ in 0..5 {
+                sample.work_ns =
+                    if experiment.arm() == Arm::B { (1e8 * work) as u64 } else { 100_000_000 };
+                sample.work_ns += random.u64(0..1_000_000);
+                sample.launches = 100;
+                for _ in 0..requests {
                     sample.request((10e6 * factor * (1.0 + 0.1 * random.f64())) as u64);
                 }
                 experiment.took(now_ns, cut, &sample);
@@ -40,6 +54,24 @@ fn arms() -> [ArmSource; 2] {
 fn report(ratio: f64, blocks: usize) -> Report {
     let plan = Plan { to_end: true, blocks_min_better: 60, ..Plan::of(Metric::HpP99) };
     Report::new(&experiment(ratio, blocks, plan), &arms(), 1, true)
+}
+
+#[test]
+fn more_best_effort_work_at_the_cost_of_requests_is_not_better_unless_a_guard_allows_it() {
+    let verdict = |ratio: f64, guards: &[&str]| {
+        let guards = guards.iter().map(|guard| guard.parse().unwrap()).collect();
+        let plan = Plan { guards, to_end: true, ..Plan::of(Metric::BeThroughput) };
+        let experiment = experiment_with(ratio, (50, 2.0), 60, plan);
+        let report = Report::new(&experiment, &arms(), 1, true);
+        (report.verdict, report.why)
+    };
+    let (kept, why) = verdict(3.0, &[]);
+    assert_eq!(kept, Verdict::KeepA, "{why}");
+    assert!(why.contains("more best-effort work, but its hp_p") && why.contains("guard"), "{why}");
+    // A guard on work says nothing of requests.
+    assert_eq!(verdict(3.0, &["be_throughput>1%"]).0, Verdict::KeepA);
+    assert_eq!(verdict(3.0, &["hp_p99<1s"]).0, Verdict::PromoteB);
+    assert_eq!(verdict(1.0, &[]).0, Verdict::PromoteB);
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use crate::design::Arm;
 use crate::experiment::{Experiment, Judgement, OVERALL_MARGIN, Reason, SAMPLE_RATIO_ALPHA};
+use crate::guard::Guard;
 use crate::metric::Metric;
 use crate::overall::Overall;
+use crate::report::beside;
 use serde::{Deserialize, Serialize};
 
 /// Pairs that find an effect of `ln_ratio` in 80 % of tests, times (`ln_ratio` / sd)^2: from
@@ -157,6 +159,25 @@ fn undecided(experiment: &Experiment, overall: Option<&Overall>) -> Conclusion {
     Conclusion { verdict: Verdict::Undecided, why, needs_s }
 }
 
+/// Why more best-effort work does not make B better: requests take surely longer, and no guard on latency says
+/// that they may.
+fn what_it_costs(experiment: &Experiment) -> Option<String> {
+    let plan = experiment.plan();
+    if plan.metric != Metric::BeThroughput || plan.guards.iter().any(Guard::is_on_latency) {
+        return None;
+    }
+    let most = 1.0 + OVERALL_MARGIN.max(plan.margin);
+    let beside = beside(experiment);
+    let slower = beside
+        .iter()
+        .find(|b| b.name.starts_with("hp_") && b.effect.low.is_some_and(|low| low > most))?;
+    Some(format!(
+        "B does more best-effort work, but its {} is {}: a guard such as hp_p99<1.2*A says what it may cost",
+        slower.name,
+        ratio_in_words(slower.effect.ratio)
+    ))
+}
+
 /// What the test says to do, now or after its end.
 pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusion {
     let (plan, ended) = (experiment.plan(), experiment.ended());
@@ -183,6 +204,9 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
         format!("{} is {}", overall_name(metric, overall), ratio_in_words(overall.ln_ratio.exp()))
     };
     match experiment.judgement() {
+        Judgement::Better if let Some(why) = what_it_costs(experiment) => {
+            return say(Verdict::KeepA, why);
+        }
         Judgement::Better => {
             let why = overall.map_or_else(String::new, whole);
             return say(Verdict::PromoteB, why);

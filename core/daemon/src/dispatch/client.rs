@@ -210,7 +210,7 @@ impl DispatchClient {
     ) -> bool {
         let a = &self.link.region.activity;
         if let Some(service) = &mut self.service {
-            service.look(now_ns, a);
+            service.look(now_ns, a, !self.unanswered.is_empty());
         }
         self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
@@ -566,6 +566,11 @@ impl DispatchClient {
     pub fn has_launches(&self) -> bool {
         self.unanswered.len() < UNANSWERED_MAX
             && ring::poll(&self.link.region, self.next_ticket) != Polled::Empty
+    }
+
+    /// Whether a launch of it was read and is not answered: the policy holds it.
+    pub fn waits(&self) -> bool {
+        !self.unanswered.is_empty()
     }
 
     /// Nothing more to read from its ring.

@@ -2,7 +2,8 @@
 //! took, and how much best-effort work ended.
 //!
 //! A request is a period of activity of a high-priority client: from its first launch on
-//! an idle GPU to the return of the call that waits for the last one. The client's own
+//! an idle GPU to the return of the call that waits for the last one. A first launch that the
+//! policy holds began when the core saw it: the client has not noted it yet. The client's own
 //! stamps tell its length; they are untrusted, and bounded by what the core saw
 //! ([`tally_ab::meter`]).
 //!
@@ -32,6 +33,15 @@ pub(super) fn look(a: &Activity) -> Option<Look> {
     (settled && state() == (busy, periods)).then_some(look)
 }
 
+/// The same of a client whose launch waits for an answer: a period has begun that it will count
+/// once the launch is granted.
+pub(super) fn held(look: Look) -> Look {
+    match look.busy {
+        true => look,
+        false => Look { busy: true, periods: look.periods.saturating_add(1), ..look },
+    }
+}
+
 /// What is measured now, if anything.
 #[derive(Default)]
 pub struct Measuring {
@@ -56,6 +66,7 @@ impl Measuring {
         let Some(sample) = &mut self.sample else { return };
         for client in clients.into_iter().filter(|c| c.is_high()) {
             if let Some(look) = look(&client.link.region.activity) {
+                let look = if client.waits() { held(look) } else { look };
                 client.meter.look(look, now_ns, sample.as_mut());
             }
         }
@@ -100,6 +111,26 @@ impl Measuring {
 mod tests {
     use super::*;
     use std::sync::atomic::Ordering::Relaxed;
+
+    /// 100 us until it ends, of which a policy held it for 80 us.
+    #[test]
+    fn what_a_policy_holds_is_under_way_and_counts() {
+        let idle = Look { busy: false, periods: 5, since_ns: 100, idle_ns: 200, total_ns: 900 };
+        let (mut meter, mut sample) = (Meter::default(), Sample::new());
+        meter.look(idle, 1_000, &mut sample);
+        meter.look(held(idle), 2_000, &mut sample);
+        assert_eq!(meter.open_since_ns(), Some(2_000));
+        meter.look(held(idle), 81_000, &mut sample);
+        let granted = Look { busy: true, periods: 6, since_ns: 82_000, ..idle };
+        assert_eq!(held(granted), granted);
+        meter.look(granted, 82_500, &mut sample);
+        meter.look(granted, 101_500, &mut sample);
+        let ended = Look { busy: false, idle_ns: 102_000, total_ns: 20_900, ..granted };
+        meter.look(ended, 102_500, &mut sample);
+        let longest_ns = sample.quantile_ns(1.0).unwrap();
+        assert_eq!(sample.requests(), 1);
+        assert!((99_500..=100_600).contains(&longest_ns), "{longest_ns}");
+    }
 
     /// Words are read in the shim's order of writing them.
     #[test]

@@ -108,13 +108,14 @@ impl Service {
         self.now.slo_ns = self.before.slo_ns;
     }
 
-    /// Counts what ended since the last look.
-    pub fn look(&mut self, now_ns: u64, activity: &Activity) {
+    /// Counts what ended since the last look; `waits`: a launch is held.
+    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.end_stretch();
             self.turned_ns = now_ns;
         }
         if let Some(look) = measure::look(activity) {
+            let look = if waits { measure::held(look) } else { look };
             self.meter.look(look, now_ns, &mut self.now);
         }
     }
@@ -161,11 +162,11 @@ mod tests {
         let (a, mut now) = (&region.activity, 1_000 * MS);
         let objective = Objective { slo_ns: 3 * MS, percentile: 99.0 };
         let mut service = Service::new(Some(objective), now);
-        service.look(now, a);
+        service.look(now, a, false);
         for took in [1, 2, 3, 4] {
             request(a, now + MS, now + MS + took * MS);
             now += 10 * MS;
-            service.look(now, a);
+            service.look(now, a, false);
         }
         let n = service.numbers();
         assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (4, 3, 4, 3));
@@ -177,13 +178,13 @@ mod tests {
         // What is recent begins anew with another objective; totals go on.
         service.set_objective(Some(Objective { slo_ns: MS, ..objective }));
         request(a, now + MS, now + 3 * MS);
-        service.look(now + 10 * MS, a);
+        service.look(now + 10 * MS, a, false);
         let n = service.numbers();
         assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (5, 3, 1, 0));
 
         service.set_objective(None);
         request(a, now + 11 * MS, now + 12 * MS);
-        service.look(now + 20 * MS, a);
+        service.look(now + 20 * MS, a, false);
         let n = service.numbers();
         assert_eq!((n.objective, n.requests, n.requests_within, n.recent_within), (None, 6, 3, 0));
     }
@@ -193,11 +194,11 @@ mod tests {
         let (_file, region) = tally_ipc::map::create_client().unwrap();
         let (a, mut now) = (&region.activity, 1_000 * MS);
         let mut service = Service::new(None, now);
-        service.look(now, a);
+        service.look(now, a, false);
         request(a, now + MS, now + 3 * MS);
         for recent in [1, 1, 0] {
             now += STRETCH_NS;
-            service.look(now, a);
+            service.look(now, a, false);
             assert_eq!((service.numbers().requests, service.numbers().recent), (1, recent));
         }
     }
