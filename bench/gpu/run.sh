@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the GPU suite. See README.md beside this file.
-#   run.sh --bundle DIR --out DIR [STEP…]     all steps if none is named
+#   run.sh --bundle DIR --out DIR [STEP…]     the usual steps if none is named
 # Extra arguments of a step come in <STEP>_ARGS, e.g. PAIRS_ARGS="--seconds 4".
 set -uo pipefail
 

@@ -61,7 +61,7 @@ TOGETHER_TIMESLICE = 1
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2
 # Of each client's status, if a program does not answer.
-STUCK_KEYS = ("name", "class", "busy", "standstills", "waiting", "in_flight", "in_flight_us", "standing_grant", "forms")
+STUCK_KEYS = ("name", "class", "busy", "standstills", "waiting", "in_flight", "in_flight_us", "ungated", "forms")
 KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
 
 

@@ -81,7 +81,7 @@ pub struct ClientStatus {
     /// Its in-flight window, us.
     pub window_us: f64,
     /// Its launches are ungated: they start without a decision.
-    pub standing_grant: bool,
+    pub ungated: bool,
     /// Why its last launch was decided as it was, in the policy's words; `null` if the policy gave no reason.
     #[serde(deserialize_with = "required")]
     pub reason: Option<String>,

@@ -275,7 +275,7 @@ pub fn client(
         in_flight: n.state.in_flight,
         in_flight_us: n.state.in_flight_ns as f64 / 1e3,
         window_us: n.state.window_ns as f64 / 1e3,
-        standing_grant: n.state.ungated,
+        ungated: n.state.ungated,
         reason,
         report: report(&n.report, mps_asked),
         tickets_skipped: n.oddities.skipped,

@@ -39,7 +39,7 @@ fn clients_are_admitted_as_the_rules_say() {
     assert_eq!(shown["name"], "train?[31m");
     assert_eq!(shown["labels"]["test"], "1");
     assert_eq!(shown["pid"], std::process::id());
-    assert_eq!(core.client(high.id()).unwrap()["standing_grant"], true);
+    assert_eq!(core.client(high.id()).unwrap()["ungated"], true);
     let status = core.status();
     assert_eq!(
         (&status["schema"], &status["sharing"]["in_force"]),

@@ -102,7 +102,7 @@ pub fn way(
     if blocks <= WHOLE_GRID_MAX {
         return Some((Way::Preemptible(us), us));
     }
-    // Of so many blocks each would be dear.
+    // With so many blocks each part would cost too much.
     transformed.original()?;
     by_offset(transformed, index, launch)?;
     Some((Way::Slices(blocks.div_ceil(short_parts(us))), us))

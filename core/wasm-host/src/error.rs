@@ -83,7 +83,7 @@ pub enum LoadError {
         "{file}: {error}, and was stopped. If you trust the file, raise `{key}` (now {now}) under \
          `[policy.limits]`; else build it smaller, with optimisation"
     )]
-    TooDear {
+    OverBudget {
         file: String,
         error: CompileError,
         /// Key of that limit in the configuration.

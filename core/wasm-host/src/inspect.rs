@@ -289,15 +289,15 @@ pub fn not_compiled(file: &str, limits: &Limits, error: CompileError) -> LoadErr
         CompileError::TooMany(many) => LoadError::TooMany { file, many },
         CompileError::Memory(_) => {
             let (key, now) = ("compile_memory_bytes", limits.compile_memory_bytes as u64);
-            LoadError::TooDear { file, error, key, now }
+            LoadError::OverBudget { file, error, key, now }
         }
         CompileError::CpuTime(_) | CompileError::WallTime(_) => {
             let (key, now) = ("compile_cpu_s", limits.compile_cpu_s);
-            LoadError::TooDear { file, error, key, now }
+            LoadError::OverBudget { file, error, key, now }
         }
         CompileError::Output(_) => {
             let (key, now) = ("component_bytes_max", limits.component_bytes_max as u64);
-            LoadError::TooDear { file, error, key, now }
+            LoadError::OverBudget { file, error, key, now }
         }
         CompileError::Cancelled => LoadError::Cancelled { file },
         CompileError::Crashed { .. } | CompileError::Process { .. } | CompileError::NotServed => {

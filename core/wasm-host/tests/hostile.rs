@@ -133,7 +133,10 @@ fn chains_of_types_are_refused_in_little_memory() {
 fn a_component_that_takes_too_much_memory_is_stopped_by_name() {
     let limits = Limits { compile_memory_bytes: 32 << 20, ..limits() };
     let error = refusal(limits, &bulky(600));
-    assert!(matches!(error, LoadError::TooDear { error: CompileError::Memory(_), .. }), "{error}");
+    assert!(
+        matches!(error, LoadError::OverBudget { error: CompileError::Memory(_), .. }),
+        "{error}"
+    );
     let said = error.to_string();
     for part in ["bomb.wasm", "32 MiB of memory", "raise `compile_memory_bytes` (now 33554432)"] {
         assert!(said.contains(part), "{said}");
@@ -144,7 +147,10 @@ fn a_component_that_takes_too_much_memory_is_stopped_by_name() {
 fn a_component_that_takes_too_long_is_stopped_by_name() {
     let limits = Limits { compile_cpu_s: 1, ..limits() };
     let error = refusal(limits, &bulky(3_000));
-    assert!(matches!(error, LoadError::TooDear { error: CompileError::CpuTime(1), .. }), "{error}");
+    assert!(
+        matches!(error, LoadError::OverBudget { error: CompileError::CpuTime(1), .. }),
+        "{error}"
+    );
     let said = error.to_string();
     assert!(said.contains("1 s of CPU time") && said.contains("`compile_cpu_s` (now 1)"), "{said}");
 }

@@ -49,7 +49,7 @@ pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError>
     let ClientCommand::Set { client, slo, percentile, no_slo: _ } = command;
     let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
     let client = find(&status.clients, &client)?;
-    // A percentile alone changes that of the objective there is.
+    // A time alone keeps the percentile of the objective there is.
     let before = client.service.and_then(|service| service.objective);
     let objective = slo.map(|slo_ms| Objective {
         slo_ms,

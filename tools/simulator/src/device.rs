@@ -33,7 +33,7 @@ pub enum Happened {
         last: bool,
     },
     /// A kernel ended because it has yielded.
-    GaveWay {
+    Yielded {
         lane: usize,
         /// Number of the launch that it is of.
         launch: u64,
@@ -225,7 +225,7 @@ impl Device {
                 if exits_ns <= now_ns {
                     (r.stop, r.stopped, r.exits_ns) = (None, true, None);
                     let turnaround_ns = now_ns - asked_ns;
-                    out.push(Happened::GaveWay { lane: index, launch, turnaround_ns });
+                    out.push(Happened::Yielded { lane: index, launch, turnaround_ns });
                 }
             }
         }

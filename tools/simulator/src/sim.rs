@@ -311,7 +311,7 @@ impl<'a> Sim<'a> {
                         self.ended(now_ns, lane, launch);
                     }
                 }
-                Happened::GaveWay { lane, launch, turnaround_ns } => {
+                Happened::Yielded { lane, launch, turnaround_ns } => {
                     if let Some(engine) = &mut self.engine {
                         engine.launch_yielded(lane as u32, launch, turnaround_ns);
                     }

@@ -12,7 +12,7 @@ pub struct Mps {
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
     /// Folder of the MPS daemon's pipes. Default for a daemon that runs already:
-    /// `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`; for one that the core starts: `mps/` beside
+    /// `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`; for one that the core starts: `mps/pipe` beside
     /// the socket.
     pub pipe_directory: Option<PathBuf>,
     /// The MPS control program.
