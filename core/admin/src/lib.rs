@@ -81,7 +81,7 @@ pub enum Request {
     ProfilesClear {},
     /// Give a high-priority client another objective.
     ClientSet {
-        /// Its id.
+        /// Id of the client, as in the status.
         client: u32,
         /// The objective; `null` for none.
         objective: Option<Objective>,

@@ -29,7 +29,7 @@ pub struct Objective {
 pub struct WrongObjective {
     /// Label that is wrong.
     pub key: &'static str,
-    /// Its value.
+    /// What the label says.
     pub value: String,
     /// What was expected.
     pub expected: &'static str,

@@ -327,7 +327,7 @@ impl Window {
         self.stuck_ns = self.length_ns.min(measured_ns);
     }
 
-    /// Begin again.
+    /// Forget what was seen; the guards stay.
     fn clear(&mut self) {
         self.pieces.clear();
         self.sum = Piece::default();

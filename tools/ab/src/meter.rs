@@ -40,7 +40,12 @@ struct Open {
     seen_ns: u64,
     /// It was under way at a cut.
     carried: bool,
+    /// When it was first seen neither held nor begun, ns: its launch was granted.
+    granted_ns: Option<u64>,
 }
+
+/// Longest from the grant of a held launch until its thread notes that a period began, ns.
+const GRANTED_MAX_NS: u64 = 10_000_000;
 
 /// See the module's documentation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,7 +65,7 @@ impl Meter {
     pub fn look(&mut self, look: Look, now_ns: u64, sample: &mut impl Requests) {
         let ended = look.periods.saturating_sub(u64::from(look.busy));
         if !self.begun {
-            let open = Open { before_ns: now_ns, seen_ns: now_ns, carried: true };
+            let open = Open { before_ns: now_ns, seen_ns: now_ns, carried: true, granted_ns: None };
             *self = Meter {
                 begun: true,
                 ended,
@@ -73,8 +78,17 @@ impl Meter {
         let before_ns = std::mem::replace(&mut self.looked_ns, now_ns);
         let count = ended.saturating_sub(self.ended);
         self.ended = ended;
+        if let Some(open) = &mut self.open {
+            let granted_ns = (!look.busy).then(|| open.granted_ns.unwrap_or(now_ns));
+            open.granted_ns = granted_ns;
+            // Else it was given up.
+            if count == 0 && granted_ns.is_some_and(|ns| now_ns.saturating_sub(ns) < GRANTED_MAX_NS)
+            {
+                return;
+            }
+        }
         if count == 0 && (look.busy || self.open.is_none()) {
-            let began = Open { before_ns, seen_ns: now_ns, carried: false };
+            let began = Open { before_ns, seen_ns: now_ns, carried: false, granted_ns: None };
             self.open = self.open.or(look.busy.then_some(began));
             return;
         }
@@ -105,7 +119,7 @@ impl Meter {
             _ => sample.requests_together(others, rest_ns.min(since_look_ns)),
         }
         if look.busy {
-            self.open = Some(Open { before_ns, seen_ns: now_ns, carried: false });
+            self.open = Some(Open { before_ns, seen_ns: now_ns, carried: false, granted_ns: None });
         }
     }
 

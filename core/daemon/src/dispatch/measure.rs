@@ -121,6 +121,8 @@ mod tests {
         meter.look(held(idle), 2_000, &mut sample);
         assert_eq!(meter.open_since_ns(), Some(2_000));
         meter.look(held(idle), 81_000, &mut sample);
+        // It was granted, and its thread has not noted that it began.
+        meter.look(idle, 81_500, &mut sample);
         let granted = Look { busy: true, periods: 6, since_ns: 82_000, ..idle };
         assert_eq!(held(granted), granted);
         meter.look(granted, 82_500, &mut sample);
