@@ -105,8 +105,8 @@ pub fn slo_percentile(text: &str) -> Result<f64, WrongObjective> {
     let expected = "a share of requests from 50 to 99.99 percent, such as 99";
     let wrong = || WrongObjective { key: SLO_PERCENTILE, value: text.to_owned(), expected };
     let share = text.parse::<f64>().map_err(|_| wrong())?;
-    let is_in_range = share >= SLO_PERCENTILES[0] && share <= SLO_PERCENTILES[1];
-    if is_in_range { Ok(share) } else { Err(wrong()) }
+    let [least, most] = SLO_PERCENTILES;
+    if (least..=most).contains(&share) { Ok(share) } else { Err(wrong()) }
 }
 
 #[cfg(test)]
