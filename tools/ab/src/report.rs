@@ -208,7 +208,7 @@ pub struct Report {
     pub e_value: f64,
     /// How it was decided, and from where.
     pub test: String,
-    /// The effect; bounds exact if B's effect is one ratio in all blocks.
+    /// The effect; bounds exact if B's effect is one ratio in all blocks. Of `slo_attainment` that of all requests.
     pub effect: Effect,
     /// The mean effect; bounds for many pairs.
     pub mean_effect: Effect,
@@ -258,7 +258,6 @@ impl Report {
         let (mean, mean_bounds) = interval::asymptotic(differences, plan.alpha);
         let enough = differences.len() >= PAIRS_MIN;
         let mean_bounds = if enough { mean_bounds } else { Bounds::default() };
-        let effect = exact(differences, plan.alpha);
         let better = experiment.betting().is_higher() != plan.metric.lower_is_better();
         let finding = match (experiment.betting().rejects(plan.alpha), better) {
             (true, true) => Finding::BBetter,
@@ -266,6 +265,15 @@ impl Report {
             (false, _) => Finding::Undecided,
         };
         let overall = experiment.overall();
+        // A block's share of few requests is no multiple of A's share: only that of all requests has an interval.
+        let is_of_blocks = plan.metric != Metric::SloAttainment;
+        let mean_bounds = if is_of_blocks { mean_bounds } else { Bounds::default() };
+        let effect = match &overall {
+            Some(overall) if !is_of_blocks => Effect::new(overall.ln_ratio, overall.bounds),
+            None if !is_of_blocks => Effect::new(mean, Bounds::default()),
+            _ => exact(differences, plan.alpha),
+        };
+        let history = history && is_of_blocks;
         let conclusion = conclude(experiment, overall.as_ref());
         let elapsed_ns = match experiment.ended() {
             Some(ended) => ended.after_ns,

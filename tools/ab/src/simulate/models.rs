@@ -268,8 +268,10 @@ pub(super) fn coverage_min(tests: u32) -> f64 {
 impl Row {
     /// What it breaks, if anything.
     pub fn failure(&self) -> Option<String> {
-        let (most, least) = (rejected_max(self.experiments), coverage_min(self.experiments));
         let whole = self.experiments.min(WHOLE);
+        let of_blocks = self.metric != Metric::SloAttainment;
+        let covered = if of_blocks { self.experiments } else { whole };
+        let (most, least) = (rejected_max(self.experiments), coverage_min(covered));
         let wrong = self.rejected > most
             || self.decided > rejected_max(whole)
             || self.coverage < least
@@ -329,7 +331,8 @@ pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u
         experiments,
         rejected: share(rejected),
         decided: of_whole(decided),
-        coverage: share(covered),
+        // What a report shows of attainment is of all requests.
+        coverage: if metric == Metric::SloAttainment { of_whole(overall) } else { share(covered) },
         overall_coverage: of_whole(overall),
         pairs_empty: empty as f64 / (empty + pairs).max(1) as f64,
     }
