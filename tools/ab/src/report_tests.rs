@@ -1,5 +1,5 @@
 use super::*;
-use crate::experiment::{Action, Reason};
+use crate::experiment::Action;
 use crate::sample::Sample;
 use crate::verdict::quantile_name;
 

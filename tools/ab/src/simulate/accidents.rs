@@ -86,7 +86,9 @@ mod tests {
 
     #[test]
     fn an_absolute_guard_that_will_be_breached_says_so() {
-        let row = accidents(Model::ColdStart, None, 10, 3);
-        assert!(row.breached >= 0.8 && row.untold <= 0.1 && row.stated > 0.5, "{row:?}");
+        for model in [Model::ColdStart, Model::BurstsInAQueue] {
+            let row = accidents(model, None, 10, 3);
+            assert!(row.breached >= 0.8 && row.untold <= 0.1 && row.stated > 0.5, "{row:?}");
+        }
     }
 }
