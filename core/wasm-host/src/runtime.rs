@@ -20,7 +20,7 @@ use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// Policies alive at once: the active one, the one being loaded, and some that
-/// wait for a reader to let go of them.
+/// wait for a reader to release them.
 const POLICIES_MAX: u32 = 16;
 /// Compiled components that are remembered, so that loading the same bytes again
 /// compiles nothing.

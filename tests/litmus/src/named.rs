@@ -123,7 +123,7 @@ fn wv(count: u32) -> Program {
     b.program
 }
 
-/// Many streams; in each a kernel that the host lets go once it is launched.
+/// Many streams; in each a kernel that the host releases once it is launched.
 fn over() -> Program {
     let mut b = Builder::new("over");
     for _ in 0..70 {

@@ -332,7 +332,7 @@ mod tests {
             let mut knowledge = Knowledge::new(state, Some(1));
             knowledge.saved(Arm::A, 2);
             assert_eq!([Arm::A, Arm::B].map(|arm| knowledge.offered(arm)), offered);
-            assert_eq!(knowledge.latest(Arm::A), Some(2), "what A learnt is not lost");
+            assert_eq!(knowledge.latest(Arm::A), Some(2), "what A knows is not lost");
             assert_eq!(knowledge.latest(Arm::B), Some(1));
         }
     }

@@ -2,6 +2,8 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+mod turnarounds;
+
 use super::Engine;
 use super::Settings;
 use super::control::NewClient;
@@ -18,7 +20,7 @@ use tally_ab::meter::Meter;
 use tally_contract::objective::Objective;
 use tally_engine::policy::{Class, forms_offered, launch_state};
 use tally_engine::{Action, Measured, Submission};
-use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS, submission_flags};
+use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
 
@@ -478,7 +480,7 @@ impl DispatchClient {
         self.touched = true;
         while let Some(first) = self.unanswered.front().copied().filter(|u| u.ticket < until) {
             self.unanswered.pop_front();
-            self.note_let_go(first.stream);
+            self.note_granted(first.stream);
             answered(first.seen_ns);
         }
     }
@@ -489,7 +491,7 @@ impl DispatchClient {
         if let Some(at) = self.unanswered.iter().position(|u| u.ticket == ticket)
             && let Some(u) = self.unanswered.remove(at)
         {
-            self.note_let_go(u.stream);
+            self.note_granted(u.stream);
             answered(u.seen_ns);
         }
     }
@@ -523,23 +525,7 @@ impl DispatchClient {
         }
     }
 
-    /// Tell the engine which launches yielded, and how soon.
-    fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
-        let all = &self.link.region.turnarounds;
-        let count = all.count.load(Acquire);
-        // A hostile count is read as at most a ring of them, and of a ring in some passes; one that falls, as none.
-        let from = self.turnarounds_seen.max(count.saturating_sub(TURNAROUND_SLOTS as u64));
-        let count = count.clamp(from, from.saturating_add(share.turnarounds as u64));
-        for n in from..count {
-            let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
-            engine.launch_yielded(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
-        }
-        self.turnarounds_seen = count;
-        let turnarounds = (count - from) as usize;
-        self.user().used(Share { submissions: 0, completions: 0, turnarounds });
-    }
-
-    fn note_let_go(&mut self, stream: u32) {
+    fn note_granted(&mut self, stream: u32) {
         self.dirty |= 1 << stream;
         self.pending |= 1 << stream;
     }

@@ -116,30 +116,27 @@ mod tests {
         parker.bells().watch(&watched).unwrap();
         rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
         let long = Duration::from_secs(20).as_nanos() as u64;
+        let ring_during_a_sleep = || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+                });
+                parker.sleep(long);
+            });
+        };
         let start = Instant::now();
         parker.sleep(long);
         assert!(start.elapsed() < Duration::from_secs(10));
         // Not read, yet a second ring is a second wake-up.
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(20));
-                rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
-            });
-            parker.sleep(long);
-        });
+        ring_during_a_sleep();
         assert!(start.elapsed() < Duration::from_secs(10));
         // Drained by somebody else, it rings again.
         let mut count = [0; 8];
         rustix::io::read(&bell, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 2);
         parker.sleep(1_000_000);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(20));
-                rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
-            });
-            parker.sleep(long);
-        });
+        ring_during_a_sleep();
         assert!(start.elapsed() < Duration::from_secs(10));
         parker.forget(&watched);
         rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();

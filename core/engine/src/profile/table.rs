@@ -183,7 +183,7 @@ impl Profiles {
         if kernel == VACANT || self.get(kernel).is_some() {
             return false;
         }
-        // The other table let go of it since.
+        // The other table released it since.
         if let Some(before) = self.ids.remove(&key) {
             self.list[place(before)].id = VACANT;
         }

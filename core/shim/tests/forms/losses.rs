@@ -62,7 +62,7 @@ fn a_core_that_falls_silent_is_not_waited_for() {
     });
 }
 
-/// Exit while launches are held: nobody lets go of them.
+/// Exit while launches are held: nobody grants them.
 fn exit(device: &mut Device, how: impl FnOnce()) {
     device.warm_up();
     let cells = device.cells(16);
@@ -101,7 +101,7 @@ fn another_thread_exits_while_one_waits_for_a_held_launch() {
                 });
             });
             device.sync(null_mut());
-            // The exit lets go of it: until it is over.
+            // The exit releases it: until it is over.
             loop {
                 std::thread::park();
             }

@@ -7,6 +7,7 @@ use tally_decision_log::Recorded;
 use tally_engine::EngineConfig;
 use tally_engine::policy::{Answer, ClientInfo, Context, Decision, Event, Fault, Launch, Policy};
 use tally_ipc::ClientRegion;
+use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring::Request;
 
 /// A client that writes what it likes, as the core serves it.

@@ -1,0 +1,25 @@
+//! Which of a client's launches yielded, and how soon, as its shim says.
+
+use super::super::Engine;
+use super::super::share::Share;
+use super::DispatchClient;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use tally_ipc::layout::TURNAROUND_SLOTS;
+
+impl DispatchClient {
+    /// Tell the engine which launches yielded, and how soon.
+    pub(super) fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
+        let all = &self.link.region.turnarounds;
+        let count = all.count.load(Acquire);
+        // A hostile count is read as at most a ring of them, and of a ring in some passes; one that falls, as none.
+        let from = self.turnarounds_seen.max(count.saturating_sub(TURNAROUND_SLOTS as u64));
+        let count = count.clamp(from, from.saturating_add(share.turnarounds as u64));
+        for n in from..count {
+            let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
+            engine.launch_yielded(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
+        }
+        self.turnarounds_seen = count;
+        let turnarounds = (count - from) as usize;
+        self.user().used(Share { submissions: 0, completions: 0, turnarounds });
+    }
+}
