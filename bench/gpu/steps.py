@@ -66,7 +66,7 @@ STEPS = (
         "jit", 500, "43", "NVRTC, CuPy and Triton compile kernels of the same names while launches yield",
         ("jit.json",),
     ),
-    Step("start", 200, "160", "how much longer a PyTorch program takes to start", ("start.json",)),
+    Step("start", 600, "160", "how much longer a PyTorch program takes to start", ("start.json",)),
     Step(
         "litmus", 600, "480",
         "programs made from seeds, bare and under policies ([how](../../tests/litmus/README.md))", ("litmus.json",),
