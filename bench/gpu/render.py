@@ -17,6 +17,7 @@ import shutil
 import sys
 
 import render_forms
+import render_frontier
 import render_core
 import render_decide
 import render_kept
@@ -458,6 +459,7 @@ def shim_section(content, notes):
 
 SECTIONS = (
     ("pairs.json", pair_section),
+    ("frontier.json", lambda content, _notes: render_frontier.lines(content, table, made_of)),
     ("counts.json", count_section),
     ("correct.json", correct_section),
     ("exact.json", exact_section),
@@ -529,6 +531,9 @@ def take_over(out, folder):
         if name == "pairs.json" and target.is_file():
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             write_json(target, merge_rows(old, new, PAIR_KEY))
+        elif name == "frontier.json" and target.is_file():
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, merge_rows(old, new, render_frontier.KEY))
         elif name == "correct.json" and target.is_file():
             # One sharing mode may have run alone.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

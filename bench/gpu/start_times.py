@@ -5,7 +5,9 @@ from stats import bootstrap_median_interval, median
 # The second plain one shows what differs by chance: it must not be told apart from the first.
 KINDS = ("plain", "high", "best-effort", "plain again")
 PLAIN = ("plain", "plain again")
-CLOCKS = ("wall", "cpu")
+# Wall time, its parts to the end of the imports and from there to the result, and CPU time.
+CLOCKS = ("wall", "import", "gpu", "cpu")
+PARTS = ("import", "gpu")
 PROMISE_RATIO_MAX = 1.03
 
 
@@ -25,12 +27,12 @@ def verdict(low, high, promise=PROMISE_RATIO_MAX):
     return "not kept" if low > promise else "cannot tell"
 
 
-def row(kind, clock, base, mine):
-    """Seconds that `mine` takes more than `base`, round by round."""
+def row(kind, clock, base, mine, whole=None):
+    """Seconds that `mine` takes more than `base`, round by round; ratios are over the median of `whole`, or `base`."""
     differences = [b - a for a, b in zip(base, mine, strict=True)]
     plain = median(base)
     added, (low, high) = median(differences), bootstrap_median_interval(differences)
-    ratios = [1 + seconds / plain for seconds in (added, low, high)]
+    ratios = [1 + seconds / median(whole or base) for seconds in (added, low, high)]
     return {
         "kind": kind,
         "clock": clock,
@@ -45,13 +47,14 @@ def row(kind, clock, base, mine):
 
 
 def rows(times):
-    """A row for each kind and clock; of files from before CPU time was measured, for the wall clock only."""
-    by_clock = times if all(clock in times for clock in CLOCKS) else {"wall": times}
+    """A row for each kind and clock. Ratios of a part are over the whole start."""
+    by_clock = {clock: times[clock] for clock in CLOCKS if clock in times}
     all_rows = []
     for clock, of_kind in by_clock.items():
         both = [sum(pair) / 2 for pair in zip(*(of_kind[kind] for kind in PLAIN), strict=True)]
+        whole = by_clock["wall"][PLAIN[0]] if clock in PARTS else None
         for kind in KINDS:
             if kind not in PLAIN:
-                all_rows.append(row(kind, clock, both, of_kind[kind]))
-        all_rows.append(row("plain again", clock, of_kind["plain"], of_kind["plain again"]))
+                all_rows.append(row(kind, clock, both, of_kind[kind], whole))
+        all_rows.append(row("plain again", clock, of_kind["plain"], of_kind["plain again"], whole))
     return all_rows

@@ -56,6 +56,10 @@ STEPS = (
         "policy", 300, "220", "decision log, shadow, A/B tests and misbehaving policies while programs run",
         ("policy.json",),
     ),
+    Step(
+        "frontier", 600, "270 a pair", "attainment and best-effort share over a service's objective",
+        ("frontier.json",),
+    ),
     Step("several", 240, "83", "two trainings at once in `timeslice`", ("several.json",)),
     Step("shim", 300, "12", "the shim's own tests on a GPU", ("shim.json",)),
     Step("speeds", 300, "188", "what makes a GPU's context slow and fast", ("speeds.json", "speeds-vendor.json")),

@@ -26,6 +26,7 @@ import kernel_rows
 import launch_records
 import procs
 import start_times
+import step_frontier
 import stats
 import render
 import step_forms
@@ -63,8 +64,15 @@ class Starts(unittest.TestCase):
         shown = {(row["clock"], row["kind"]): (row["added_s"], row["ratio"]) for row in rows}
         self.assertEqual(shown["wall", "plain again"], (0.0, 1.0))
         self.assertEqual((shown["wall", "high"], shown["cpu", "best-effort"]), ((0.2, 1.05), (0.8, 1.2)))
-        # Files from before CPU time was measured.
-        self.assertEqual({row["clock"] for row in start_times.rows(self.times(0.2))}, {"wall"})
+
+    def test_a_part_of_the_start_is_compared_with_the_whole(self):
+        rows = start_times.rows({"wall": self.times(0.2), "gpu": {kind: [s / 4 for s in all_s] for kind, all_s in self.times(0.2).items()}})
+        shown = {(row["clock"], row["kind"]): (row["plain_s"], row["added_s"], row["ratio"]) for row in rows}
+        self.assertEqual(shown["gpu", "high"], (1.0, 0.05, 1.0125))
+
+    def test_attainment_counts_requests_that_take_no_longer(self):
+        self.assertEqual(step_frontier.attainment([1.0, 2.0, 3.0, 2.0], 2.0), 75.0)
+        self.assertEqual(step_frontier.attainment([], 2.0), 0.0)
 
     def test_each_kind_is_in_each_place_and_behind_each_other(self):
         rounds = [start_times.order(turn) for turn in range(4)]

@@ -93,3 +93,40 @@ fn an_objective_comes_from_the_environment_and_one_that_is_none_is_ignored() -> 
     }
     Ok(())
 }
+
+/// A counter of the active policy's.
+fn counted(scene: &Scene, name: &str) -> Result<u64> {
+    Ok(scene.status()?.0["policy"]["counters"][name].as_u64().unwrap_or(0))
+}
+
+#[test]
+fn slo_herald_lets_best_effort_in_where_the_objective_leaves_time() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let _core = scene.core(&artefacts.policy("slo-herald")?, &["--sharing", "mps"])?;
+    let program = scene.program("tally-test-probe")?;
+    let web = scene.governed_with(Class::High, "web", &["--slo", "600s"], &program)?;
+    let mut web = Probe::from(scene.start("web", web)?)?;
+    // What its units take alone has to be known first.
+    serve(&mut web, 20)?;
+    service_after(&scene, 20)?;
+    let mut batch = Probe::start(&scene, Class::BestEffort, "batch")?;
+    serve(&mut batch, 5)?;
+    // The unit is open until the program waits for it.
+    web.ask("launch 1 100000")?;
+    serve(&mut batch, 5)?;
+    web.ask("sync")?;
+    let within = counted(&scene, "launches_within_units")?;
+    ensure!(within >= 5, "{within}");
+
+    // Without an objective nothing starts within a unit.
+    let said = scene.ctl(&["client", "set", "web", "--no-slo"])?;
+    ensure!(said.status.success(), "{said:?}");
+    web.ask("launch 1 100000")?;
+    batch.ask("launch 1 100000")?;
+    web.ask("sync")?;
+    batch.ask("sync")?;
+    ensure!(counted(&scene, "launches_within_units")? == within);
+    web.quit()?;
+    batch.quit()
+}

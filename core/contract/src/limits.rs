@@ -180,6 +180,8 @@ limits! {
         PREDICTION_SAMPLES: usize = 9, Count;
         /// Launches behind `median-ns` and `p99-ns`.
         RECENT_SAMPLES: usize = 32, Count;
+        /// Latest units of work of a high-priority client behind `services.get`.
+        RECENT_UNITS: usize = 256, Count;
         /// Yields behind `turnaround-ns`: their median.
         TURNAROUND_SAMPLES: usize = 32, Count;
         /// A launch weighs at least 1 divided by this in `mean-ns`, so that the mean follows a kernel whose inputs

@@ -2,6 +2,7 @@
 
 pub use crate::kernel::KernelId;
 use crate::limits::{COMMANDS_MAX, WEIGHT_MAX};
+pub use crate::objective::Objective;
 use std::fmt;
 
 /// A client of this core; dense, never reused within one run.
@@ -13,6 +14,8 @@ pub const NO_KERNEL: KernelId = KernelId::MAX;
 pub const NEVER: u64 = u64::MAX;
 /// A hold that only a change ends, or the longest hold that the core allows (`engine.hold_ms_max`).
 pub const HOLD_UNTIL_CHANGE: u64 = u64::MAX;
+/// The slack while no client with an objective has a unit open.
+pub const NO_UNIT_OPEN: i64 = i64::MAX;
 /// A window that holds nothing back.
 pub const WINDOW_OPEN: u64 = u64::MAX;
 
@@ -169,6 +172,14 @@ impl ClientInfo {
         };
         self.labels.iter().find_map(of).unwrap_or(1)
     }
+
+    /// Of a high-priority client: its service before the first unit, with the objective that its labels say.
+    pub fn service(&self) -> Option<ServiceView> {
+        let labels = self.labels.iter().map(|(key, value)| (&**key, &**value));
+        let is_high = self.class == Class::High;
+        // Labels that say it wrongly were logged when it registered.
+        is_high.then(|| ServiceView::new(Objective::of_labels(labels).unwrap_or(None)))
+    }
 }
 
 /// What a client has under way, waits for and has used.
@@ -198,18 +209,74 @@ impl Default for Usage {
     }
 }
 
+/// What a high-priority client needs, and how well it is served; the contract's `service`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ServiceView {
+    pub objective: Option<Objective>,
+    /// When the open unit began, or [`NEVER`].
+    pub open_since_ns: u64,
+    /// Units that ended since the client joined, and those of them that kept the objective.
+    pub units: u64,
+    pub units_within: u64,
+    /// Latest units, and those of them that kept the objective.
+    pub recent: u32,
+    pub recent_within: u32,
+    /// Median of the latest units; 0 if there are none.
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+impl ServiceView {
+    /// Of a client without any unit.
+    pub fn new(objective: Option<Objective>) -> Self {
+        ServiceView {
+            objective,
+            open_since_ns: NEVER,
+            units: 0,
+            units_within: 0,
+            recent: 0,
+            recent_within: 0,
+            p50_ns: 0,
+            p99_ns: 0,
+        }
+    }
+
+    /// When the open unit misses the objective, or [`NEVER`].
+    pub fn deadline_ns(&self) -> u64 {
+        let of = |objective: Objective| self.open_since_ns.saturating_add(objective.slo_ns);
+        self.objective.map_or(NEVER, of)
+    }
+
+    /// Time that the open unit can lose, if it takes the usual time, or has taken longer and ends now. `None` without
+    /// an open unit or an objective.
+    pub fn slack_ns(&self, now_ns: u64) -> Option<i64> {
+        let deadline_ns = Some(self.deadline_ns()).filter(|ns| *ns != NEVER)?;
+        let end_ns = now_ns.max(self.open_since_ns.saturating_add(self.p50_ns));
+        Some(i64::try_from(i128::from(deadline_ns) - i128::from(end_ns)).unwrap_or(i64::MIN))
+    }
+}
+
 /// A client as a policy may read of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClientView {
     pub info: ClientInfo,
     /// Kept up to date for policies with [`Subscriptions::USAGE`] only.
     pub usage: Usage,
+    /// Of high-priority clients.
+    pub service: Option<ServiceView>,
 }
 
 impl From<ClientInfo> for ClientView {
     fn from(info: ClientInfo) -> Self {
-        ClientView { info, usage: Usage::default() }
+        let service = info.service();
+        ClientView { info, usage: Usage::default(), service }
     }
+}
+
+/// The least [`ServiceView::slack_ns`] of all clients, or [`NO_UNIT_OPEN`].
+pub fn slack_ns<'a>(clients: impl IntoIterator<Item = &'a ClientView>, now_ns: u64) -> i64 {
+    let services = clients.into_iter().filter_map(|view| view.service);
+    services.filter_map(|service| service.slack_ns(now_ns)).min().unwrap_or(NO_UNIT_OPEN)
 }
 
 /// A best-effort launch that has finished.
@@ -243,6 +310,21 @@ pub enum Event {
     HighStarted,
     /// The last high-priority work ended.
     HighEnded,
+    /// A high-priority client's unit of work began.
+    UnitBegan {
+        client: ClientId,
+        since_ns: u64,
+        /// When it misses the client's objective, or [`NEVER`].
+        deadline_ns: u64,
+    },
+    /// The open unit is over.
+    UnitsEnded {
+        client: ClientId,
+        /// How many ended since the last look; 0: how long it took is not known.
+        units: u32,
+        /// What each took on average, ns.
+        took_ns: u64,
+    },
     /// A best-effort launch finished.
     Completed(Completion),
     /// A timer fired, with its token.
@@ -255,6 +337,7 @@ impl Event {
         match self {
             Event::Joined(_) | Event::Left(_) => Subscriptions::MEMBERSHIP,
             Event::HighStarted | Event::HighEnded => Subscriptions::ACTIVITY,
+            Event::UnitBegan { .. } | Event::UnitsEnded { .. } => Subscriptions::UNITS,
             Event::Completed(_) => Subscriptions::COMPLETIONS,
             Event::Timer(_) => Subscriptions::TIMER,
         }
@@ -275,14 +358,20 @@ impl Subscriptions {
     pub const TIMER: Self = Subscriptions(1 << 3);
     /// [`ClientView::usage`] is to be kept up to date.
     pub const USAGE: Self = Subscriptions(1 << 4);
-    pub const ALL: Self = Subscriptions((1 << 5) - 1);
+    /// Asks for [`Event::UnitBegan`] and [`Event::UnitsEnded`].
+    pub const UNITS: Self = Subscriptions(1 << 5);
+    /// It reads [`ClientView::service`].
+    pub const SERVICES: Self = Subscriptions(1 << 6);
+    pub const ALL: Self = Subscriptions((1 << 7) - 1);
 
-    const NAMES: [(Self, &'static str); 5] = [
+    const NAMES: [(Self, &'static str); 7] = [
         (Self::ACTIVITY, "activity"),
         (Self::COMPLETIONS, "completions"),
         (Self::MEMBERSHIP, "membership"),
         (Self::TIMER, "timer"),
         (Self::USAGE, "clients"),
+        (Self::UNITS, "units"),
+        (Self::SERVICES, "services"),
     ];
 
     /// Whether all of `other` is in it.

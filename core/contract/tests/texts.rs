@@ -29,6 +29,7 @@ fn the_contract_states_the_limits() {
         format!("At most {}. Client and kernel ids", shown("SAVED_BYTES_MAX")),
         format!("all kernels beyond the {} that", count(l::KERNELS_MAX as u64)),
         format!("| RECENT-SAMPLES | {} |", l::RECENT_SAMPLES),
+        format!("| RECENT-UNITS | {} |", l::RECENT_UNITS),
         format!("Median of the latest {} times", l::TURNAROUND_SAMPLES),
         format!("median of the kernel's latest {} launches", l::PREDICTION_SAMPLES),
         format!("a launch weighs at least 1/{}.", l::MEAN_WINDOW),
@@ -58,13 +59,16 @@ fn the_rust_sdk_has_the_same_constants() {
     assert_eq!(tally_sdk::HOLD_UNTIL_CHANGE, policy::HOLD_UNTIL_CHANGE);
     assert_eq!(tally_sdk::WINDOW_OPEN, policy::WINDOW_OPEN);
     assert_eq!(tally_sdk::RECENT_SAMPLES, l::RECENT_SAMPLES);
+    assert_eq!(tally_sdk::RECENT_UNITS, l::RECENT_UNITS);
+    assert_eq!(tally_sdk::NO_UNIT_OPEN, policy::NO_UNIT_OPEN);
     assert_eq!(tally_sdk::SAVED_BYTES_MAX, l::SAVED_BYTES_MAX);
 }
 
 #[test]
 fn the_other_sdks_have_the_same_constants() {
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk");
-    let recent = l::RECENT_SAMPLES;
+    let (recent, units) = (l::RECENT_SAMPLES, l::RECENT_UNITS);
+    assert_eq!(policy::NO_UNIT_OPEN, i64::MAX, "likewise");
     let (u64_max, u32_max) = (policy::NEVER, policy::NO_KERNEL);
     assert_eq!((u64_max, u32_max), (u64::MAX, u32::MAX), "the SDKs write them as powers of two");
     assert_eq!((policy::HOLD_UNTIL_CHANGE, policy::WINDOW_OPEN), (u64::MAX, u64::MAX));
@@ -81,6 +85,8 @@ fn the_other_sdks_have_the_same_constants() {
                 format!("{c}HOLD_UNTIL_CHANGE UINT64_MAX\n"),
                 format!("{c}WINDOW_OPEN UINT64_MAX\n"),
                 format!("{c}RECENT_SAMPLES {recent}\n"),
+                format!("{c}RECENT_UNITS {units}\n"),
+                format!("{c}NO_UNIT_OPEN INT64_MAX\n"),
             ],
         ),
         (
@@ -90,6 +96,8 @@ fn the_other_sdks_have_the_same_constants() {
                 format!("{js}NO_KERNEL = 0xffff_ffff;\n"),
                 format!("{js}HOLD_UNTIL_CHANGE = 2 ** 53 - 1;\n"),
                 format!("{js}RECENT_SAMPLES = {recent};\n"),
+                format!("{js}RECENT_UNITS = {units};\n"),
+                format!("{js}NO_UNIT_OPEN = 2 ** 63;\n"),
             ],
         ),
         (
@@ -100,6 +108,8 @@ fn the_other_sdks_have_the_same_constants() {
                 "\nHOLD_UNTIL_CHANGE = 2**64 - 1 ".into(),
                 "\nWINDOW_OPEN = 2**64 - 1 ".into(),
                 format!("\nRECENT_SAMPLES = {recent} "),
+                format!("\nRECENT_UNITS = {units} "),
+                "\nNO_UNIT_OPEN = 2**63 - 1 ".into(),
             ],
         ),
     ] {

@@ -1,6 +1,7 @@
 //! What the engine keeps of one client.
 
 use crate::policy::{Class, ClientInfo, Form, KernelId, NEVER, Usage};
+use crate::units::RecentUnits;
 use std::collections::VecDeque;
 use tally_contract::limits::STALL_BURST_MAX;
 
@@ -194,6 +195,8 @@ pub(crate) struct Client {
     pub left_to_rule: usize,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
+    /// High priority only: its latest units of work.
+    pub units: RecentUnits,
     /// Orders best-effort clients among themselves: the least served goes first.
     pub served_ns: u64,
     pub stats: ClientStats,
@@ -229,6 +232,7 @@ impl Client {
             offers: (0, 0),
             left_to_rule: 0,
             busy: false,
+            units: if ungated { RecentUnits::new() } else { RecentUnits::default() },
             served_ns,
             stats: ClientStats::default(),
         }

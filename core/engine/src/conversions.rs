@@ -101,7 +101,7 @@ macro_rules! contract_conversions {
         }
 
         pub fn client_state(view: &$crate::policy::ClientView) -> $t::ClientState {
-            let $crate::policy::ClientView { info, usage } = view;
+            let $crate::policy::ClientView { info, usage, .. } = view;
             $t::ClientState {
                 id: info.id,
                 class: class(info.class),
@@ -111,6 +111,23 @@ macro_rules! contract_conversions {
                 in_flight_ns: usage.in_flight_ns,
                 measured_ns: usage.measured_ns,
                 charged_ns: usage.charged_ns,
+            }
+        }
+
+        pub fn service(view: &$crate::policy::ServiceView) -> $t::Service {
+            let objective = |o: $crate::policy::Objective| $t::Objective {
+                slo_ns: o.slo_ns,
+                percentile: o.percentile,
+            };
+            $t::Service {
+                objective: view.objective.map(objective),
+                open_since_ns: view.open_since_ns,
+                units: view.units,
+                units_within: view.units_within,
+                recent: view.recent,
+                recent_within: view.recent_within,
+                p50_ns: view.p50_ns,
+                p99_ns: view.p99_ns,
             }
         }
 

@@ -20,11 +20,13 @@ mod progress;
 mod rule;
 mod stall;
 mod state;
+mod units;
 mod yielding;
 
 pub use progress::Progress;
 pub use rule::{BuiltInRule, built_in_rule};
 pub use state::{ClientState, WaitsFor};
+pub use units::EndedUnits;
 
 use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::policy::{
@@ -286,6 +288,7 @@ impl<P: Policy> Engine<P> {
         for info in infos {
             self.tell(now_ns, &Event::Joined(info), out);
         }
+        self.tell_open_units(now_ns, out);
         self.offer_all = true;
         self.settle(now_ns, out);
         old

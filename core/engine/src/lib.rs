@@ -14,8 +14,10 @@ mod conversions;
 pub mod engine;
 pub mod policy;
 pub mod profile;
+mod units;
 
 pub use client::{ClientStats, Measured, Submission};
 pub use engine::{
-    Action, BuiltInRule, ClientState, Engine, EngineConfig, PolicyStats, WaitsFor, WorkDone,
+    Action, BuiltInRule, ClientState, EndedUnits, Engine, EngineConfig, PolicyStats, WaitsFor,
+    WorkDone,
 };

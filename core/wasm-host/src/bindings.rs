@@ -23,6 +23,8 @@ mod provided {
             "tally:policy/reasons@0.1.0.define": trappable,
             "tally:policy/clients@0.1.0.all": trappable,
             "tally:policy/clients@0.1.0.get": trappable,
+            "tally:policy/services@0.1.0.get": trappable,
+            "tally:policy/services@0.1.0.slack-ns": trappable,
             "tally:policy/kernels@0.1.0.profile": trappable,
             "tally:policy/identity@0.1.0.get": trappable,
             "tally:policy/kernel-identity@0.1.0.get": trappable,
@@ -39,6 +41,7 @@ mod optional {
 
             world optional {
                 export tally:policy/activity@0.1.0;
+                export tally:policy/units@0.1.0;
                 export tally:policy/completions@0.1.0;
                 export tally:policy/membership@0.1.0;
                 export tally:policy/timer@0.1.0;
@@ -49,7 +52,7 @@ mod optional {
     });
 }
 
-pub use optional::exports::tally::policy::{activity, completions, membership, timer};
+pub use optional::exports::tally::policy::{activity, completions, membership, timer, units};
 pub use provided::exports::tally::policy::scheduler;
 pub use provided::tally::policy as imports;
 pub use provided::{Provided, ProvidedPre};
@@ -64,6 +67,7 @@ pub mod types {
         FormProfile, KernelProfile, Transformation, TransformedForms,
     };
     pub use super::imports::log::Level;
+    pub use super::imports::services::{Objective, Service};
     pub use super::imports::sharing::SharingMode;
     pub use super::imports::types::{Client, Form, PriorityClass};
     pub use super::scheduler::{Answer, Decision, FormsOffered, Launch, LaunchState};

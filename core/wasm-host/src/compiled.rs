@@ -1,6 +1,6 @@
 //! A policy that was compiled and checked, and can be started any number of times.
 
-use crate::bindings::{Provided, ProvidedPre, activity, completions, membership, timer};
+use crate::bindings::{Provided, ProvidedPre, activity, completions, membership, timer, units};
 use crate::imports::HostState;
 use crate::runtime::Ticker;
 use crate::spawn::{Budget, Exports};
@@ -36,6 +36,7 @@ pub struct Exported {
     pub completions: Option<completions::GuestIndices>,
     pub membership: Option<membership::GuestIndices>,
     pub timer: Option<timer::GuestIndices>,
+    pub units: Option<units::GuestIndices>,
 }
 
 impl Exported {
@@ -60,6 +61,7 @@ impl Exported {
                 .map(|()| membership::GuestIndices::new(instance_pre))
                 .transpose()?,
             timer: has("timer").map(|()| timer::GuestIndices::new(instance_pre)).transpose()?,
+            units: has("units").map(|()| units::GuestIndices::new(instance_pre)).transpose()?,
             pre,
         })
     }
@@ -91,20 +93,23 @@ impl Exported {
                 .map(|at| at.load(&mut *store, instance))
                 .transpose()?,
             timer: self.timer.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
+            units: self.units.as_ref().map(|at| at.load(&mut *store, instance)).transpose()?,
         })
     }
 }
 
 impl Checked {
-    /// What it is to be told, by what it exports; and whether it reads clients' usage.
+    /// What it is to be told, by what it exports; and what it reads of clients.
     pub fn subscriptions(&self) -> Subscriptions {
         let of = |is: bool, one: Subscriptions| if is { one } else { Subscriptions::NONE };
-        let Exported { activity, completions, membership, timer, .. } = &self.exports;
+        let Exported { activity, completions, membership, timer, units, .. } = &self.exports;
         of(activity.is_some(), Subscriptions::ACTIVITY)
             .and(of(completions.is_some(), Subscriptions::COMPLETIONS))
             .and(of(membership.is_some(), Subscriptions::MEMBERSHIP))
             .and(of(timer.is_some(), Subscriptions::TIMER))
+            .and(of(units.is_some(), Subscriptions::UNITS))
             .and(of(self.imports.contains("clients"), Subscriptions::USAGE))
+            .and(of(self.imports.contains("services"), Subscriptions::SERVICES))
     }
 
     /// What a call may use.

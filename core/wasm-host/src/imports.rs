@@ -11,7 +11,7 @@ use crate::reasons::Reasons;
 use crate::runtime::Beat;
 use std::sync::Arc;
 use tally_contract::limits::{HOST_CALLS_FULL_MAX, LOG_LINE_BYTES_MAX};
-use tally_engine::policy::{Command, Commands, Context, World};
+use tally_engine::policy::{self, Command, Commands, Context, World};
 use tally_ipc::text::printable_lines;
 use wasmtime::ResourceLimiter;
 
@@ -178,6 +178,20 @@ impl imports::clients::Host for HostState {
     fn get(&mut self, client: u32) -> wasmtime::Result<Option<types::ClientState>> {
         self.pass(size_of::<types::ClientState>())?;
         Ok(self.world.clients.get(&client).map(convert::client_state))
+    }
+}
+
+impl imports::services::Host for HostState {
+    fn get(&mut self, client: u32) -> wasmtime::Result<Option<types::Service>> {
+        self.pass(size_of::<types::Service>())?;
+        let view = self.world.clients.get(&client);
+        Ok(view.and_then(|view| view.service.as_ref()).map(convert::service))
+    }
+
+    fn slack_ns(&mut self, now_ns: u64) -> wasmtime::Result<i64> {
+        // It looks at each client.
+        self.pass(size_of::<u64>() * self.world.clients.len())?;
+        Ok(policy::slack_ns(self.world.clients.values(), now_ns))
     }
 }
 

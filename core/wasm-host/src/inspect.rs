@@ -17,12 +17,13 @@ use wasmtime::component::types::{self, ComponentItem};
 const PACKAGE: &str = "tally:policy/";
 const VERSION: &str = "0.1.0";
 /// Interfaces that policies may import.
-const IMPORTS: [&str; 12] = [
+const IMPORTS: [&str; 13] = [
     "types",
     "log",
     "metrics",
     "reasons",
     "clients",
+    "services",
     "kernels",
     "control",
     "timers",
@@ -33,7 +34,7 @@ const IMPORTS: [&str; 12] = [
 ];
 /// What every policy exports, and what it may export. `state` is looked at by [`state()`].
 const SCHEDULER: &str = "scheduler";
-const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
+const EVENTS: [&str; 5] = ["activity", "units", "completions", "membership", "timer"];
 const STATE: &str = "state";
 
 /// Exported interfaces unknown to this core that are reported, at most.
@@ -230,6 +231,10 @@ pub fn exports(file: &str, component: &Component, engine: &Engine) -> Result<Fou
     if let Some((_, membership)) = exported(file, component, engine, "membership")? {
         membership.check::<(u64, Client), ()>("joined")?;
         membership.check::<(u64, u32), ()>("left")?;
+    }
+    if let Some((_, units)) = exported(file, component, engine, "units")? {
+        units.check::<(u64, u32, u64, u64), ()>("began")?;
+        units.check::<(u64, u32, u32, u64), ()>("ended")?;
     }
     if let Some((_, timer)) = exported(file, component, engine, "timer")? {
         timer.check::<(u64, u64), ()>("fired")?;

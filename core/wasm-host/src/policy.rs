@@ -422,25 +422,38 @@ impl Policy for WasmPolicy {
             _ => None,
         };
         self.call(now_ns, context, joining, |policy, store| {
-            let Exports { activity, completions, membership, timer, .. } = policy;
-            match (event, activity, completions, membership, timer) {
-                (Event::HighStarted, Some(activity), ..) => {
-                    activity.call_high_started(store, now_ns)
+            // What is not exported was not subscribed to.
+            let called = match event {
+                Event::HighStarted => {
+                    policy.activity.as_ref().map(|to| to.call_high_started(store, now_ns))
                 }
-                (Event::HighEnded, Some(activity), ..) => activity.call_high_ended(store, now_ns),
-                (Event::Completed(done), _, Some(completions), ..) => {
-                    completions.call_completed(store, now_ns, convert::completion(done))
+                Event::HighEnded => {
+                    policy.activity.as_ref().map(|to| to.call_high_ended(store, now_ns))
                 }
-                (Event::Joined(info), _, _, Some(membership), _) => {
-                    membership.call_joined(store, now_ns, convert::client(info))
+                Event::UnitBegan { client, since_ns, deadline_ns } => policy
+                    .units
+                    .as_ref()
+                    .map(|to| to.call_began(store, now_ns, *client, *since_ns, *deadline_ns)),
+                Event::UnitsEnded { client, units, took_ns } => policy
+                    .units
+                    .as_ref()
+                    .map(|to| to.call_ended(store, now_ns, *client, *units, *took_ns)),
+                Event::Completed(done) => {
+                    let done = convert::completion(done);
+                    policy.completions.as_ref().map(|to| to.call_completed(store, now_ns, done))
                 }
-                (Event::Left(client), _, _, Some(membership), _) => {
-                    membership.call_left(store, now_ns, *client)
+                Event::Joined(info) => {
+                    let client = convert::client(info);
+                    policy.membership.as_ref().map(|to| to.call_joined(store, now_ns, client))
                 }
-                (Event::Timer(token), .., Some(timer)) => timer.call_fired(store, now_ns, *token),
-                // Not exported, and so not subscribed to.
-                _ => Ok(()),
-            }
+                Event::Left(client) => {
+                    policy.membership.as_ref().map(|to| to.call_left(store, now_ns, *client))
+                }
+                Event::Timer(token) => {
+                    policy.timer.as_ref().map(|to| to.call_fired(store, now_ns, *token))
+                }
+            };
+            called.unwrap_or(Ok(()))
         })?;
         self.events += 1;
         Ok(())

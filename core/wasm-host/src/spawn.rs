@@ -1,7 +1,7 @@
 //! One instance of a policy: starting it, calling it within a budget, and telling
 //! what went wrong.
 
-use crate::bindings::{Provided, activity, completions, membership, timer};
+use crate::bindings::{Provided, activity, completions, membership, timer, units};
 use crate::compiled::Checked;
 use crate::cpu::TookTooLong;
 use crate::imports::{HostState, MemoryRefused, PassedTooMuch};
@@ -40,6 +40,7 @@ pub struct Exports {
     pub completions: Option<completions::Guest>,
     pub membership: Option<membership::Guest>,
     pub timer: Option<timer::Guest>,
+    pub units: Option<units::Guest>,
 }
 
 /// Why an instance could not be started, with the state it was given.

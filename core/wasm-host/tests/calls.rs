@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 use tally_contract::limits::COMMANDS_MAX;
 use tally_engine::policy::{
     Answer, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
-    HOLD_UNTIL_CHANGE, Policy, SharingMode, Subscriptions, Usage, launch_state,
+    HOLD_UNTIL_CHANGE, Objective, Policy, ServiceView, SharingMode, Subscriptions, Usage,
+    launch_state,
 };
 use tally_engine::profile::KernelKey;
 use tally_wasm_host::{FaultCounts, Limits};
@@ -167,6 +168,37 @@ fn the_world_can_be_read() {
     assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described)));
     let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4;
     assert_eq!(bench.decide(kernel::USED), Ok(Decision::Hold(used)));
+}
+
+#[test]
+fn services_can_be_read_and_units_arrive() {
+    let mut bench = Bench::new(chaos());
+    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(0)), "no such client");
+    assert_eq!(bench.decide(kernel::UNITS), Ok(Decision::Hold(i64::MAX as u64)), "no unit is open");
+    let mut view = ClientView::from(client(1, Class::High));
+    view.service = Some(ServiceView {
+        objective: Some(Objective { slo_ns: 3, percentile: 95.0 }),
+        open_since_ns: 4,
+        units: 5,
+        units_within: 6,
+        recent: 7,
+        recent_within: 8,
+        p50_ns: 9,
+        p99_ns: 2,
+    });
+    bench.context.world.clients.insert(1, view.clone());
+    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(298_765_040_953)));
+
+    let now_ns = launch(kernel::UNITS).now_ns;
+    let service = view.service.as_mut().unwrap();
+    service.objective = Some(Objective { slo_ns: 1_000, percentile: 95.0 });
+    (service.open_since_ns, service.p50_ns) = (now_ns - 100, 400);
+    bench.context.world.clients.insert(1, view);
+    // It takes 400 of its 1 000 ns.
+    assert_eq!(bench.decide(kernel::UNITS), Ok(Decision::Hold(600)));
+    bench.tell(Event::UnitBegan { client: 1, since_ns: 20, deadline_ns: 300 }).unwrap();
+    bench.tell(Event::UnitsEnded { client: 1, units: 2, took_ns: 4_000 }).unwrap();
+    assert_eq!(bench.decide(kernel::UNITS), Ok(Decision::Hold(600 + 321 + 8_000)));
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn later_contract() -> String {
     assert_ne!(later, CONTRACT);
     later
         + "
-interface units {
+interface assignments {
   /// A launch was assigned to a unit of the GPU.
   assigned: func(now-ns: u64, unit: u32);
 }
@@ -26,9 +26,9 @@ interface placement {
   place: func(client: u32, unit: u32);
 }
 
-world told-of-units {
+world told-of-assignments {
   include policy;
-  export units;
+  export assignments;
 }
 
 world placing {
@@ -64,10 +64,10 @@ fn component(world: &str, import: &str, export: &str) -> Vec<u8> {
 
 #[test]
 fn a_component_that_exports_a_later_interface_loads_without_it() {
-    let export = "(func (export \"tally:policy/units@0.1.1#assigned\") (param i64 i32))";
-    let bytes = component("told-of-units", "", export);
+    let export = "(func (export \"tally:policy/assignments@0.1.1#assigned\") (param i64 i32))";
+    let bytes = component("told-of-assignments", "", export);
     let compiled = bare_host(limits()).compile_bytes("later.wasm", &bytes).unwrap();
-    assert_eq!(compiled.unknown_exports(), ["tally:policy/units@0.1.1"]);
+    assert_eq!(compiled.unknown_exports(), ["tally:policy/assignments@0.1.1"]);
     assert_eq!(compiled.subscriptions(), Subscriptions::NONE);
     let mut bench = Bench::new(compiled.start("", None).unwrap());
     assert_eq!(bench.decide(1), Ok(Decision::Run(0)));

@@ -50,6 +50,14 @@ extern void __wasm_import_tally_policy_clients_all(uint8_t *);
 __attribute__((__import_module__("tally:policy/clients@0.1.0"), __import_name__("get")))
 extern void __wasm_import_tally_policy_clients_get(int32_t, uint8_t *);
 
+// Imported Functions from `tally:policy/services@0.1.0`
+
+__attribute__((__import_module__("tally:policy/services@0.1.0"), __import_name__("get")))
+extern void __wasm_import_tally_policy_services_get(int32_t, uint8_t *);
+
+__attribute__((__import_module__("tally:policy/services@0.1.0"), __import_name__("slack-ns")))
+extern int64_t __wasm_import_tally_policy_services_slack_ns(int64_t);
+
 // Imported Functions from `tally:policy/kernels@0.1.0`
 
 __attribute__((__import_module__("tally:policy/kernels@0.1.0"), __import_name__("profile")))
@@ -165,6 +173,21 @@ void tally_policy_clients_list_client_state_free(tally_policy_clients_list_clien
 
 void tally_policy_clients_option_client_state_free(tally_policy_clients_option_client_state_t *ptr) {
   if (ptr->is_some) {
+  }
+}
+
+void tally_policy_services_option_objective_free(tally_policy_services_option_objective_t *ptr) {
+  if (ptr->is_some) {
+  }
+}
+
+void tally_policy_services_service_free(tally_policy_services_service_t *ptr) {
+  tally_policy_services_option_objective_free(&ptr->objective);
+}
+
+void tally_policy_services_option_service_free(tally_policy_services_option_service_t *ptr) {
+  if (ptr->is_some) {
+    tally_policy_services_service_free(&ptr->val);
   }
 }
 
@@ -373,6 +396,57 @@ bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_pol
   }
   *ret = option.val;
   return option.is_some;
+}
+
+bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_policy_services_service_t *ret) {
+  __attribute__((__aligned__(8)))
+  uint8_t ret_area[80];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_tally_policy_services_get((int32_t) (client), ptr);
+  tally_policy_services_option_service_t option0;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      option0.is_some = false;
+      break;
+    }
+    case 1: {
+      option0.is_some = true;
+      tally_policy_services_option_objective_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + 8))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (tally_policy_services_objective_t) {
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 16))),
+            (double) *((double*) (ptr + 24)),
+          };
+          break;
+        }
+      }
+
+      option0.val = (tally_policy_services_service_t) {
+        (tally_policy_services_option_objective_t) option,
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 32))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 48))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 56))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 60))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 64))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 72))),
+      };
+      break;
+    }
+  }
+  *ret = option0.val;
+  return option0.is_some;
+}
+
+int64_t tally_policy_services_slack_ns(uint64_t now_ns) {
+  int64_t ret = __wasm_import_tally_policy_services_slack_ns((int64_t) (now_ns));
+  return ret;
 }
 
 bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret) {

@@ -129,6 +129,42 @@ typedef struct {
   tally_policy_clients_client_state_t val;
 } tally_policy_clients_option_client_state_t;
 
+typedef tally_policy_types_client_id_t tally_policy_services_client_id_t;
+
+// What a client needs: the labels `slo` and `slo-percentile`, or what an operator set since.
+typedef struct tally_policy_services_objective_t {
+  // Longest time that a unit may take.
+  uint64_t   slo_ns;
+  // Share of units that must keep it, percent.
+  double   percentile;
+} tally_policy_services_objective_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_services_objective_t val;
+} tally_policy_services_option_objective_t;
+
+typedef struct tally_policy_services_service_t {
+  tally_policy_services_option_objective_t   objective;
+  // When the open unit began, or NEVER.
+  uint64_t   open_since_ns;
+  // Units that ended since the client joined.
+  uint64_t   units;
+  // Those of them that kept the objective; 0 without one.
+  uint64_t   units_within;
+  // Latest units, at most RECENT-UNITS. They begin anew with another objective.
+  uint32_t   recent;
+  uint32_t   recent_within;
+  // Median of the latest units, or UNKNOWN.
+  uint64_t   p50_ns;
+  uint64_t   p99_ns;
+} tally_policy_services_service_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_services_service_t val;
+} tally_policy_services_option_service_t;
+
 typedef tally_policy_types_kernel_id_t tally_policy_kernels_kernel_id_t;
 
 typedef tally_policy_types_form_t tally_policy_kernels_form_t;
@@ -363,6 +399,13 @@ extern void tally_policy_reasons_define(uint8_t reason, tally_string_t *text);
 extern void tally_policy_clients_all(tally_policy_clients_list_client_state_t *ret);
 extern bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_policy_clients_client_state_t *ret);
 
+// Imported Functions from `tally:policy/services@0.1.0`
+// `none` for best-effort clients.
+extern bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_policy_services_service_t *ret);
+// Time that can be lost before the first open unit misses its objective, if each takes its client's `p50-ns`, or
+// has taken longer and ends now. Below 0: one is late. NO-UNIT-OPEN if none is open. The cheap form.
+extern int64_t tally_policy_services_slack_ns(uint64_t now_ns);
+
 // Imported Functions from `tally:policy/kernels@0.1.0`
 // `none` for an id that no kernel has had.
 extern bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret);
@@ -413,6 +456,12 @@ void tally_policy_kernel_identity_option_kernel_name_free(tally_policy_kernel_id
 void tally_policy_clients_list_client_state_free(tally_policy_clients_list_client_state_t *ptr);
 
 void tally_policy_clients_option_client_state_free(tally_policy_clients_option_client_state_t *ptr);
+
+void tally_policy_services_option_objective_free(tally_policy_services_option_objective_t *ptr);
+
+void tally_policy_services_service_free(tally_policy_services_service_t *ptr);
+
+void tally_policy_services_option_service_free(tally_policy_services_option_service_t *ptr);
 
 void tally_policy_kernels_transformation_free(tally_policy_kernels_transformation_t *ptr);
 

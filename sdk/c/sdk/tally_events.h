@@ -2,6 +2,7 @@
  * events, and implement their functions. A kind that is not named costs nothing.
  *
  *     #define TALLY_ACTIVITY     policy_high_started, policy_high_ended
+ *     #define TALLY_UNITS        policy_unit_began, policy_units_ended
  *     #define TALLY_COMPLETIONS  policy_completed
  *     #define TALLY_MEMBERSHIP   policy_joined, policy_left
  *     #define TALLY_TIMER        policy_fired
@@ -26,6 +27,20 @@ TALLY_EVENT_("activity", "high-started") void tally_high_started_(uint64_t now_n
 }
 TALLY_EVENT_("activity", "high-ended") void tally_high_ended_(uint64_t now_ns) {
   policy_high_ended(now_ns);
+}
+#endif
+
+#ifdef TALLY_UNITS
+void policy_unit_began(uint64_t now_ns, tally_client client, uint64_t since_ns, uint64_t deadline_ns);
+void policy_units_ended(uint64_t now_ns, tally_client client, uint32_t units, uint64_t took_ns);
+
+TALLY_EVENT_("units", "began")
+void tally_unit_began_(uint64_t now_ns, uint32_t client, uint64_t since_ns, uint64_t deadline_ns) {
+  policy_unit_began(now_ns, client, since_ns, deadline_ns);
+}
+TALLY_EVENT_("units", "ended")
+void tally_units_ended_(uint64_t now_ns, uint32_t client, uint32_t units, uint64_t took_ns) {
+  policy_units_ended(now_ns, client, units, took_ns);
 }
 #endif
 

@@ -41,6 +41,9 @@ macro_rules! optional {
 optional! {
     activity: "export_activity", "tally:sdk/activity",
         "package tally:sdk; world activity { export tally:policy/activity@0.1.0; }", {};
+    units: "export_units", "tally:sdk/units",
+        "package tally:sdk; world units { export tally:policy/units@0.1.0; }",
+        { "tally:policy/types@0.1.0": crate::bindings::tally::policy::types };
     completions: "export_completions", "tally:sdk/completions",
         "package tally:sdk; world completions { export tally:policy/completions@0.1.0; }",
         { "tally:policy/types@0.1.0": crate::bindings::tally::policy::types };

@@ -7,7 +7,8 @@
 //! `testing`, which records them, or to whatever `native` was given.
 
 use crate::{
-    ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, SharingMode,
+    ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, Service,
+    SharingMode,
 };
 
 #[cfg(target_family = "wasm")]
@@ -23,6 +24,7 @@ mod core {
     pub use policy::log::write as log;
     pub use policy::metrics::{counter, counter_add, gauge, gauge_set};
     pub use policy::reasons::define as define_reason;
+    pub use policy::services::{get as service, slack_ns};
     pub use policy::sharing::mode as sharing_mode;
     pub use policy::timers::set as set_timer;
 }
@@ -92,6 +94,17 @@ pub fn client(id: ClientId) -> Option<ClientState> {
 /// The name and labels of a client, if it is connected. Needs the capability `identity`.
 pub fn client_identity(id: ClientId) -> Option<ClientIdentity> {
     core::client_identity(id)
+}
+
+/// What a high-priority client needs and how well it is served; `None` for others.
+pub fn service(id: ClientId) -> Option<Service> {
+    core::service(id)
+}
+
+/// The cheap form: time that can be lost before the first open unit misses its client's objective, if each takes its
+/// client's median. [`crate::NO_UNIT_OPEN`] if none is open.
+pub fn slack_ns(now_ns: u64) -> i64 {
+    core::slack_ns(now_ns)
 }
 
 /// What was measured of a kernel; `None` for an id never passed to this policy.

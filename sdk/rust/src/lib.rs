@@ -33,7 +33,7 @@
 //! `policies/fifo` is the smallest complete policy.
 //!
 //! # Events
-//! Each kind of event is a trait: [`Activity`], [`Completions`], [`Membership`], [`Timer`]; and so is
+//! Each kind of event is a trait: [`Activity`], [`Units`], [`Completions`], [`Membership`], [`Timer`]; and so is
 //! what outlives a reload, [`Stateful`]. Implement those that the policy needs and name them:
 //! `tally_sdk::export!(Polite: membership, timer)`. What is not named costs nothing.
 //!
@@ -80,6 +80,7 @@ pub use bindings::tally::policy::kernels::{
     FormProfile, KernelProfile, Transformation, TransformedForms,
 };
 pub use bindings::tally::policy::log::Level;
+pub use bindings::tally::policy::services::{Objective, Service};
 pub use bindings::tally::policy::sharing::SharingMode;
 pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, PriorityClass};
 pub use bucket::TokenBucket;
@@ -87,7 +88,7 @@ pub use counters::Counters;
 pub use lru::LruMap;
 pub use turns::Turns;
 
-/// A time that has not come: no high-priority activity yet, no launch waiting.
+/// A time that has not come: no high-priority activity yet, no launch waiting, no deadline.
 pub const NEVER: u64 = u64::MAX;
 /// A time or a number that is not known: never measured, never reported.
 pub const UNKNOWN: u64 = 0;
@@ -103,6 +104,10 @@ pub const WINDOW_OPEN: u64 = u64::MAX;
 pub const NO_REASON: u8 = 0;
 /// Launches behind a `median_ns` and a `p99_ns`.
 pub const RECENT_SAMPLES: usize = 32;
+/// Units of work behind a [`Service`]'s `recent`, `p50_ns` and `p99_ns`.
+pub const RECENT_UNITS: usize = 256;
+/// [`host::slack_ns`] while no client with an objective has a unit open.
+pub const NO_UNIT_OPEN: i64 = i64::MAX;
 /// The most that [`Stateful::snapshot`] may give, bytes.
 pub const SAVED_BYTES_MAX: usize = 256 << 10;
 
@@ -128,6 +133,14 @@ pub trait Activity: Policy {
     fn high_started(&mut self, now_ns: u64);
     /// The last high-priority work ended.
     fn high_ended(&mut self, now_ns: u64);
+}
+
+/// Told of the units of work of high-priority clients: `export!(T: units)`.
+pub trait Units: Policy {
+    /// A unit began, and misses its client's objective unless it is over at `deadline_ns` ([`NEVER`] without one).
+    fn began(&mut self, now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64);
+    /// The open unit is over; so many ended, and took so long each. 0: it is not known how long it took.
+    fn ended(&mut self, now_ns: u64, client: ClientId, units: u32, took_ns: u64);
 }
 
 /// Told of best-effort launches that finished: `export!(T: completions)`.
@@ -228,7 +241,7 @@ impl Saved {
     }
 }
 
-/// Make a type that implements [`Policy`] the policy of this component, with the named ones of `activity`,
+/// Make a type that implements [`Policy`] the policy of this component, with the named ones of `activity`, `units`,
 /// `completions`, `membership`, `timer` and `state`.
 ///
 /// When compiled for another target than WebAssembly it defines no symbols, so that the
@@ -300,6 +313,17 @@ macro_rules! __export_one {
         }
         $sdk::export_activity!($component with_types_in $sdk::optional::activity);
     };
+    (units $component:ident $with:ident $sdk:ident) => {
+        impl $sdk::units::Guest for $component {
+            fn began(now_ns: u64, client: $crate::ClientId, since_ns: u64, deadline_ns: u64) {
+                $with(|policy| $crate::Units::began(policy, now_ns, client, since_ns, deadline_ns))
+            }
+            fn ended(now_ns: u64, client: $crate::ClientId, units: u32, took_ns: u64) {
+                $with(|policy| $crate::Units::ended(policy, now_ns, client, units, took_ns))
+            }
+        }
+        $sdk::export_units!($component with_types_in $sdk::optional::units);
+    };
     (completions $component:ident $with:ident $sdk:ident) => {
         impl $sdk::completions::Guest for $component {
             fn completed(now_ns: u64, completion: $crate::Completion) {
@@ -353,6 +377,21 @@ macro_rules! __native_one {
             $crate::Activity::high_ended(self, now_ns);
         }
     };
+    (units) => {
+        const UNITS: bool = true;
+        fn unit_began(
+            &mut self,
+            now_ns: u64,
+            client: $crate::ClientId,
+            since_ns: u64,
+            deadline_ns: u64,
+        ) {
+            $crate::Units::began(self, now_ns, client, since_ns, deadline_ns);
+        }
+        fn units_ended(&mut self, now_ns: u64, client: $crate::ClientId, units: u32, took_ns: u64) {
+            $crate::Units::ended(self, now_ns, client, units, took_ns);
+        }
+    };
     (completions) => {
         const COMPLETIONS: bool = true;
         fn completed(&mut self, now_ns: u64, completion: &$crate::Completion) {
@@ -396,12 +435,14 @@ pub mod __private {
     pub use crate::bindings::state::export_state;
     #[cfg(target_family = "wasm")]
     pub use crate::bindings::timer::export_timer;
+    #[cfg(target_family = "wasm")]
+    pub use crate::bindings::units::export_units;
 
     pub mod required {
         pub use crate::bindings::exports;
     }
     pub mod optional {
-        pub use crate::bindings::{activity, completions, membership, state, timer};
+        pub use crate::bindings::{activity, completions, membership, state, timer, units};
     }
     pub use crate::bindings::activity::exports::tally::policy::activity;
     pub use crate::bindings::completions::exports::tally::policy::completions;
@@ -409,6 +450,7 @@ pub mod __private {
     pub use crate::bindings::membership::exports::tally::policy::membership;
     pub use crate::bindings::state::exports::tally::policy::state;
     pub use crate::bindings::timer::exports::tally::policy::timer;
+    pub use crate::bindings::units::exports::tally::policy::units;
 
     /// A trap says where, not why: let the message of a panic out first.
     pub fn tell_panics() {

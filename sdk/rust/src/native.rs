@@ -8,7 +8,7 @@
 use crate::testing::double;
 use crate::{
     Client, ClientId, ClientIdentity, ClientState, Completion, KernelId, KernelName, KernelProfile,
-    Level, Policy, Saved, SharingMode,
+    Level, Policy, Saved, Service, SharingMode,
 };
 use std::any::Any;
 use std::cell::RefCell;
@@ -45,6 +45,8 @@ host_functions! {
     clients() -> Vec<ClientState>;
     client(id: ClientId) -> Option<ClientState>;
     client_identity(id: ClientId) -> Option<ClientIdentity>;
+    service(id: ClientId) -> Option<Service>;
+    slack_ns(now_ns: u64) -> i64;
     kernel_profile(kernel: KernelId) -> Option<KernelProfile>;
     kernel_mean_ns(kernel: KernelId) -> u64;
     kernel_identity(kernel: KernelId) -> Option<KernelName>;
@@ -82,6 +84,7 @@ pub fn with<C: Core, R>(core: Box<C>, call: impl FnOnce() -> R) -> (Box<C>, R) {
 #[allow(missing_docs, reason = "each is the function of that name of one of the traits")]
 pub trait Exported: Policy {
     const ACTIVITY: bool = false;
+    const UNITS: bool = false;
     const COMPLETIONS: bool = false;
     const MEMBERSHIP: bool = false;
     const TIMER: bool = false;
@@ -91,6 +94,12 @@ pub trait Exported: Policy {
     }
     fn high_ended(&mut self, now_ns: u64) {
         let _ = now_ns;
+    }
+    fn unit_began(&mut self, now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64) {
+        let _ = (now_ns, client, since_ns, deadline_ns);
+    }
+    fn units_ended(&mut self, now_ns: u64, client: ClientId, units: u32, took_ns: u64) {
+        let _ = (now_ns, client, units, took_ns);
     }
     fn completed(&mut self, now_ns: u64, completion: &Completion) {
         let _ = (now_ns, completion);

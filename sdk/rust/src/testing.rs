@@ -9,8 +9,8 @@
 //! ```
 
 use crate::{Client, ClientId, ClientIdentity, ClientState, FormsOffered, KernelId, KernelName};
-use crate::{KernelProfile, Launch, LaunchState, Level, NEVER, Policy, PriorityClass};
-use crate::{SAVED_BYTES_MAX, SharingMode, Stateful, Transformation};
+use crate::{KernelProfile, Launch, LaunchState, Level, NEVER, NO_UNIT_OPEN, Objective, Policy};
+use crate::{PriorityClass, SAVED_BYTES_MAX, Service, SharingMode, Stateful, Transformation};
 use std::cell::RefCell;
 
 /// A best-effort launch on a GPU that no high-priority client has ever used, of
@@ -53,6 +53,20 @@ pub fn client_state(id: ClientId, class: PriorityClass) -> ClientState {
         in_flight_ns: 0,
         measured_ns: 0,
         charged_ns: 0,
+    }
+}
+
+/// What a high-priority client needs, as [`crate::host::service`] has it: it has served nothing yet.
+pub fn service(slo_ns: Option<u64>) -> Service {
+    Service {
+        objective: slo_ns.map(|slo_ns| Objective { slo_ns, percentile: 99.0 }),
+        open_since_ns: NEVER,
+        units: 0,
+        units_within: 0,
+        recent: 0,
+        recent_within: 0,
+        p50_ns: 0,
+        p99_ns: 0,
     }
 }
 
@@ -110,6 +124,7 @@ struct Core {
     metrics: Vec<String>,
     clients: Vec<ClientState>,
     identities: Vec<(ClientId, ClientIdentity)>,
+    services: Vec<(ClientId, Service)>,
     kernels: Vec<(KernelId, KernelProfile)>,
     sharing: Option<SharingMode>,
 }
@@ -131,6 +146,11 @@ pub fn set_clients(clients: Vec<ClientState>) {
 /// Let [`crate::host::client_identity`] know these.
 pub fn set_identities(identities: Vec<(ClientId, ClientIdentity)>) {
     CORE.with_borrow_mut(|core| core.identities = identities);
+}
+
+/// Let [`crate::host::service`] know these.
+pub fn set_services(services: Vec<(ClientId, Service)>) {
+    CORE.with_borrow_mut(|core| core.services = services);
 }
 
 /// Let [`crate::host::kernel_profile`] know these.
@@ -201,6 +221,26 @@ pub(crate) mod double {
         CORE.with_borrow(|core| {
             let known = core.identities.iter().find(|(known, _)| *known == id);
             known.map(|(_, identity)| identity.clone())
+        })
+    }
+
+    pub fn service(id: ClientId) -> Option<Service> {
+        CORE.with_borrow(|core| {
+            let known = core.services.iter().find(|(known, _)| *known == id);
+            known.map(|(_, service)| *service)
+        })
+    }
+
+    pub fn slack_ns(now_ns: u64) -> i64 {
+        let slack = |service: &Service| {
+            let slo_ns = service.objective?.slo_ns;
+            let open_since_ns = Some(service.open_since_ns).filter(|ns| *ns != NEVER)?;
+            let end_ns = now_ns.max(open_since_ns + service.p50_ns);
+            Some((open_since_ns + slo_ns) as i64 - end_ns as i64)
+        };
+        CORE.with_borrow(|core| {
+            let services = core.services.iter().filter_map(|(_, service)| slack(service));
+            services.min().unwrap_or(NO_UNIT_OPEN)
         })
     }
 

@@ -6,9 +6,11 @@ use crate::stream::{KERNELS, Shape, Step};
 use crate::subject::Instance;
 use std::collections::{BTreeMap, BTreeSet};
 use tally_contract::limits::TIMERS_MAX;
+use tally_contract::objective::{SLO_NS, SLO_PERCENTILE_DEFAULT};
 use tally_engine::policy::{
     Answer, Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault,
-    Form, KernelId, Launch, NEVER, NO_KERNEL, Policy, Usage, forms_offered, launch_state,
+    Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, Usage, forms_offered,
+    launch_state,
 };
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_wasm_host::Saved;
@@ -215,7 +217,29 @@ impl Harness {
         if !busy {
             self.high_idle_since_ns = Some(self.now_ns);
         }
+        let first = self.context.world.clients.values().find(|c| c.info.class == Class::High);
+        if let Some(client) = first.map(|c| c.info.id) {
+            self.unit(client, busy)?;
+        }
         self.tell(if busy { &Event::HighStarted } else { &Event::HighEnded })
+    }
+
+    /// A high-priority client's unit begins or ends. Every other objective is one that nobody keeps.
+    fn unit(&mut self, client: ClientId, begins: bool) -> Result<(), Fault> {
+        let (now_ns, view) = (self.now_ns, self.context.world.clients.get_mut(&client));
+        let Some(service) = view.and_then(|view| view.service.as_mut()) else { return Ok(()) };
+        if begins {
+            let slo_ns = if service.units.is_multiple_of(2) { SLO_NS[0] } else { SLO_NS[1] };
+            service.objective = Some(Objective { slo_ns, percentile: SLO_PERCENTILE_DEFAULT });
+            service.open_since_ns = now_ns;
+            let deadline_ns = service.deadline_ns();
+            return self.tell(&Event::UnitBegan { client, since_ns: now_ns, deadline_ns });
+        }
+        let took_ns = now_ns.saturating_sub(service.open_since_ns);
+        service.open_since_ns = NEVER;
+        service.units += 1;
+        (service.recent, service.p50_ns, service.p99_ns) = (1, took_ns, took_ns);
+        self.tell(&Event::UnitsEnded { client, units: 1, took_ns })
     }
 
     /// Time passes, and timers fire on the way.

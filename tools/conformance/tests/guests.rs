@@ -63,6 +63,11 @@ fn tally_priority_passes() {
 }
 
 #[test]
+fn slo_herald_passes() {
+    passes(&report("policies", "slo-herald", ""));
+}
+
+#[test]
 fn a_file_that_is_no_policy_fails_to_load() {
     let subject = Wasm::of_bytes(
         Compiler::in_process(),

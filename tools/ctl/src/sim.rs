@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tally_contract::objective::{Objective, SLO_PERCENTILE_DEFAULT};
 use tally_engine::BuiltInRule;
 use tally_engine::policy::Policy;
 use tally_simulator::{
@@ -31,6 +32,12 @@ pub struct SimArgs {
     /// if it were alone.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub load: f64,
+    /// Objective of the inference: longest time that the service of a request may take, from 10us to 600s with its unit
+    #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
+    pub slo: Option<f64>,
+    /// Share of requests, in percent, that must keep `--slo`. Default: 99.
+    #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile, requires = "slo")]
+    pub percentile: Option<f64>,
     /// File of arrival times in place of random ones: one a line, in seconds, rising.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
@@ -238,9 +245,13 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         model.set(name, value).map_err(wrong)?;
     }
     let graph = !args.eager;
+    let percentile = args.percentile.unwrap_or(SLO_PERCENTILE_DEFAULT);
+    let slo = args.slo.map(|ms| Objective::new(ms * 1e6, percentile)).transpose();
+    let slo = slo.map_err(|why| CtlError::Usage(format!("--slo: {why}")))?;
     let setup = Setup {
         sharing,
         transformable,
+        slo,
         seconds,
         overrun_seconds,
         warm_up_seconds,
@@ -294,6 +305,13 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
         "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
         h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
     )?;
+    if let (Some(slo_ms), Some(within)) = (h.slo_ms, h.within) {
+        writeln!(
+            out,
+            "  objective    {slo_ms:.3} ms: kept by {:.2} % of requests",
+            within * 100.0
+        )?;
+    }
     if let Some(b) = &r.best_effort {
         writeln!(out, "best effort    {}: share {:.3}, {} launches", b.trace, b.share, b.done)?;
     }

@@ -135,6 +135,10 @@ pub fn event(event: &Event) -> String {
         Event::Left(id) => format!("client {id} left"),
         Event::HighStarted => "high priority became active".into(),
         Event::HighEnded => "high priority became idle".into(),
+        Event::UnitBegan { client, .. } => format!("a unit of client {client} began"),
+        Event::UnitsEnded { client, units, took_ns } => {
+            format!("{units} units of client {client} ended, {took_ns} ns each")
+        }
         Event::Completed(done) => format!(
             "kernel {} of client {} ended, predicted {}",
             done.kernel,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX};
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    SharingMode, Subscriptions, Usage,
+    Objective, ServiceView, SharingMode, Subscriptions, Usage,
 };
 use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
@@ -257,6 +257,27 @@ impl<'a> Bytes<'a> {
         })
     }
 
+    fn service(&mut self) -> Result<ServiceView> {
+        let objective = match self.flag()? {
+            false => None,
+            true => {
+                let (slo_ns, percentile) = (self.u64()?, f64::from_bits(self.u64()?));
+                let valid = Objective::new(slo_ns as f64, percentile);
+                Some(valid.map_err(|_| Malformed("an objective is out of range"))?)
+            }
+        };
+        Ok(ServiceView {
+            objective,
+            open_since_ns: self.u64()?,
+            units: self.u64()?,
+            units_within: self.u64()?,
+            recent: self.u32()?,
+            recent_within: self.u32()?,
+            p50_ns: self.u64()?,
+            p99_ns: self.u64()?,
+        })
+    }
+
     fn done(&mut self) -> Result<Completion> {
         Ok(Completion {
             client: self.u32()?,
@@ -277,6 +298,14 @@ impl<'a> Bytes<'a> {
             3 => Event::HighEnded,
             4 => Event::Completed(self.done()?),
             5 => Event::Timer(self.u64()?),
+            6 => Event::UnitBegan {
+                client: self.u32()?,
+                since_ns: self.u64()?,
+                deadline_ns: self.u64()?,
+            },
+            7 => {
+                Event::UnitsEnded { client: self.u32()?, units: self.u32()?, took_ns: self.u64()? }
+            }
             _ => return Err(Malformed("an unknown event")),
         })
     }
@@ -312,6 +341,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
         kind::PROFILE => Record::Profile { id: b.u32()?, view: b.view()? },
         kind::CLIENT => Record::Client(b.client()?),
         kind::USAGE => Record::Usage { id: b.u32()?, usage: b.usage()? },
+        kind::SERVICE => Record::Service { id: b.u32()?, view: b.service()? },
         kind::GONE => Record::Gone(b.u32()?),
         kind::BEGIN => {
             let how = match b.u8()? {

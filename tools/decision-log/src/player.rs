@@ -235,6 +235,7 @@ impl<'a> Player<'a> {
             | Record::Profile { .. }
             | Record::Client(_)
             | Record::Usage { .. }
+            | Record::Service { .. }
             | Record::Gone(_)
             | Record::Completion { .. }
             | Record::End { .. } => {}

@@ -25,6 +25,7 @@
 //! | 12 | end | reason; records dropped in all u64 |
 //! | 13 | fault | now u64; the fault that the engine found with the policy |
 //! | 14 | usage | client u32; waiting since u64, in flight u32, in flight ns, measured ns, charged ns u64: before a call of a policy that reads it |
+//! | 15 | service | client u32; objective: 0, or 1 and ns u64, percentile f64; open since, units, units within u64, recent, recent within u32, p50, p99 u64: likewise |
 //!
 //! A profile is written before the call that could see its change. An outcome of 0x10 and more is a fault.
 //! A log without an end is good up to its last whole record.
@@ -33,7 +34,7 @@
 
 use tally_engine::policy::{
     self, Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind,
-    Form, KernelId, Launch, SharingMode, Subscriptions, Usage,
+    Form, KernelId, Launch, ServiceView, SharingMode, Subscriptions, Usage,
 };
 use tally_engine::profile::{FormView, KernelKey, KernelView, Profile, Transformation};
 
@@ -58,6 +59,7 @@ pub mod kind {
     pub const END: u8 = 12;
     pub const FAULT: u8 = 13;
     pub const USAGE: u8 = 14;
+    pub const SERVICE: u8 = 15;
 }
 
 /// What a policy was handed by the one before it.
@@ -125,7 +127,7 @@ pub struct Answer<T> {
     pub commands: Vec<Command>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// This policy is active from now on.
     Policy(About),
@@ -142,6 +144,12 @@ pub enum Record {
         id: ClientId,
         /// What holds from this record on.
         usage: Usage,
+    },
+    /// What a high-priority client needs and gets, for a policy that reads it.
+    Service {
+        id: ClientId,
+        /// What holds from this record on.
+        view: ServiceView,
     },
     /// A client is no longer known; the policy is told later.
     Gone(ClientId),
@@ -338,6 +346,23 @@ impl Encoder<'_> {
         self.u64(usage.charged_ns);
     }
 
+    pub fn service(&mut self, id: ClientId, view: &ServiceView) {
+        self.u8(kind::SERVICE);
+        self.u32(id);
+        self.u8(view.objective.is_some().into());
+        if let Some(objective) = view.objective {
+            self.u64(objective.slo_ns);
+            self.u64(objective.percentile.to_bits());
+        }
+        for n in [view.open_since_ns, view.units, view.units_within] {
+            self.u64(n);
+        }
+        self.u32(view.recent);
+        self.u32(view.recent_within);
+        self.u64(view.p50_ns);
+        self.u64(view.p99_ns);
+    }
+
     pub fn gone(&mut self, id: ClientId) {
         self.u8(kind::GONE);
         self.u32(id);
@@ -495,6 +520,18 @@ impl Encoder<'_> {
                 self.u8(5);
                 self.u64(*token);
             }
+            Event::UnitBegan { client, since_ns, deadline_ns } => {
+                self.u8(6);
+                self.u32(*client);
+                self.u64(*since_ns);
+                self.u64(*deadline_ns);
+            }
+            Event::UnitsEnded { client, units, took_ns } => {
+                self.u8(7);
+                self.u32(*client);
+                self.u32(*units);
+                self.u64(*took_ns);
+            }
         }
         match outcome {
             Ok(()) => self.u8(0),
@@ -539,6 +576,7 @@ impl Encoder<'_> {
             Record::Profile { id, view } => self.view(*id, view),
             Record::Client(info) => self.connected(info),
             Record::Usage { id, usage } => self.usage(*id, usage),
+            Record::Service { id, view } => self.service(*id, view),
             Record::Gone(id) => self.gone(*id),
             Record::Begin { how, lost, subscribed } => self.begin(*how, *lost, *subscribed),
             Record::Start(commands) => self.start(commands),

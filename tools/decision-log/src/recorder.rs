@@ -24,7 +24,9 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tally_contract::limits::{KERNELS_MAX, LOG_RING_BYTES_MAX, LOG_RING_BYTES_MIN};
-use tally_engine::policy::{ClientId, Completion, KernelId, Subscriptions, Usage, World};
+use tally_engine::policy::{
+    ClientId, ClientView, Completion, KernelId, ServiceView, Subscriptions, Usage, World,
+};
 use tally_engine::profile::Profiles;
 
 /// Kernels described in one [`Recorder::pump`].
@@ -71,6 +73,36 @@ enum State {
     Live,
 }
 
+/// What readers know of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Known {
+    usage: Usage,
+    service: Option<ServiceView>,
+}
+
+impl Known {
+    /// All that there is to know.
+    fn of(view: &ClientView) -> Self {
+        Known { usage: view.usage, service: view.service }
+    }
+
+    /// What a reader knows from a client's introduction.
+    fn introduced(view: &ClientView) -> Self {
+        Known { usage: Usage::default(), service: view.info.service() }
+    }
+
+    /// The same, without what a policy with these subscriptions does not read.
+    fn read(self, view: &ClientView, subscribed: Subscriptions) -> Self {
+        Known {
+            usage: if subscribed.has(Subscriptions::USAGE) { view.usage } else { self.usage },
+            service: match subscribed.has(Subscriptions::SERVICES) {
+                true => view.service,
+                false => self.service,
+            },
+        }
+    }
+}
+
 /// The dispatch thread's end of a ring.
 #[derive(Debug)]
 pub struct Tap {
@@ -85,7 +117,7 @@ pub struct Tap {
     /// Records lost since the last `Begin`.
     lost: u64,
     list: Option<Vec<u32>>,
-    known: Vec<(ClientId, Usage)>,
+    known: Vec<(ClientId, Known)>,
     id: u64,
 }
 
@@ -245,9 +277,7 @@ impl Tap {
         }
         for view in world.clients.values() {
             frame(scratch, |e| e.connected(&view.info));
-            if view.usage != Usage::default() {
-                frame(scratch, |e| e.usage(view.info.id, &view.usage));
-            }
+            known(scratch, view.info.id, Known::introduced(view), Known::of(view));
         }
         let lost = self.lost;
         frame(scratch, |e| e.begin(how, lost, sub));
@@ -308,6 +338,20 @@ impl TapReader {
     }
 }
 
+/// Records of what changed of a client; how many.
+fn known(scratch: &mut Vec<u8>, id: ClientId, before: Known, now: Known) -> u64 {
+    let mut records = 0;
+    if now.usage != before.usage {
+        frame(scratch, |e| e.usage(id, &now.usage));
+        records += 1;
+    }
+    if let Some(view) = now.service.filter(|_| now.service != before.service) {
+        frame(scratch, |e| e.service(id, &view));
+        records += 1;
+    }
+    records
+}
+
 /// One record with its length before it.
 fn frame(scratch: &mut Vec<u8>, encode: impl FnOnce(&mut Encoder<'_>)) {
     let at = scratch.len();
@@ -321,8 +365,8 @@ fn frame(scratch: &mut Vec<u8>, encode: impl FnOnce(&mut Encoder<'_>)) {
 struct Inner {
     taps: Vec<Tap>,
     scratch: Vec<u8>,
-    /// Clients that readers of live taps know, and what of their usage.
-    known: Vec<(ClientId, Usage)>,
+    /// Clients that readers of live taps know, and what of them.
+    known: Vec<(ClientId, Known)>,
     about: About,
     subscribed: Subscriptions,
     /// Waiting to be given to the profiles.
@@ -372,7 +416,7 @@ impl Recorder {
             inner.list = tap.list.take();
             inner.known = std::mem::take(&mut tap.known);
             inner.known.clear();
-            inner.known.extend(world.clients.iter().map(|(id, view)| (*id, view.usage)));
+            inner.known.extend(world.clients.iter().map(|(id, view)| (*id, Known::of(view))));
             if inner.scratch.capacity() < SCRATCH_BYTES {
                 inner.scratch.reserve(SCRATCH_BYTES);
             }
@@ -406,7 +450,7 @@ impl Recorder {
             inner.changes(world);
         } else {
             // Also where the policy is not told who comes and goes.
-            inner.before(world, None, false);
+            inner.before(world, None, Subscriptions::NONE);
         }
         let mut moved = false;
         for tap in &mut inner.taps {
@@ -439,9 +483,9 @@ impl Inner {
         }
     }
 
-    /// What changed since the last call. `joining` is told by the call itself; its `usage` is known then to a
-    /// policy that reads it.
-    fn before(&mut self, world: &mut World, joining: Option<ClientId>, usage: bool) {
+    /// What changed since the last call, of what a policy with these subscriptions reads. `joining` is told by the
+    /// call itself; its usage is known then to a policy that reads it.
+    fn before(&mut self, world: &mut World, joining: Option<ClientId>, subscribed: Subscriptions) {
         self.changes(world);
         self.scratch.clear();
         let mut records = 0;
@@ -459,22 +503,21 @@ impl Inner {
                 if self.known.iter().any(|(known, _)| known == id) {
                     continue;
                 }
-                self.known.push((*id, Usage::default()));
-                // A client that joins and whose usage is to be told is introduced before the call.
-                if joining != Some(*id) || (usage && view.usage != Usage::default()) {
+                let introduced = Known::introduced(view);
+                self.known.push((*id, introduced));
+                // A client that joins and of which more is to be told is introduced before the call.
+                if joining != Some(*id) || introduced.read(view, subscribed) != introduced {
                     frame(scratch, |e| e.connected(&view.info));
                     records += 1;
                 }
             }
         }
-        if usage {
-            for (id, known) in &mut self.known {
-                let Some(view) = world.clients.get(id).filter(|view| view.usage != *known) else {
-                    continue;
-                };
-                *known = view.usage;
-                frame(scratch, |e| e.usage(*id, known));
-                records += 1;
+        if subscribed.has(Subscriptions::USAGE) || subscribed.has(Subscriptions::SERVICES) {
+            for (id, before) in &mut self.known {
+                if let Some(view) = world.clients.get(id) {
+                    let now = before.read(view, subscribed);
+                    records += known(scratch, *id, std::mem::replace(before, now), now);
+                }
             }
         }
         if records > 0 {

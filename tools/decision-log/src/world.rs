@@ -30,12 +30,20 @@ pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction
         Record::Client(info) | Record::Event { event: Event::Joined(info), .. } => {
             // A policy that takes over is told of clients that were there before.
             let view = world.clients.entry(info.id).or_insert_with(|| info.clone().into());
+            if view.info.class != info.class {
+                *view = info.clone().into();
+            }
             view.info = info.clone();
         }
         Record::Usage { id, usage } => {
             let view = world.clients.get_mut(id);
             let why = || Contradiction(format!("client {id} is not connected"));
             view.ok_or_else(why)?.usage = *usage;
+        }
+        Record::Service { id, view } => {
+            let client = world.clients.get_mut(id);
+            let why = || Contradiction(format!("client {id} is not connected"));
+            client.ok_or_else(why)?.service = Some(*view);
         }
         Record::Gone(id) | Record::Event { event: Event::Left(id), .. } => {
             world.clients.remove(id);

@@ -5,11 +5,12 @@ mod common;
 
 use common::header;
 use proptest::prelude::*;
+use tally_contract::objective::SLO_NS;
 use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    SharingMode, Subscriptions, Usage,
+    Objective, ServiceView, SharingMode, Subscriptions, Usage,
 };
 use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
@@ -174,10 +175,32 @@ fn usage() -> impl Strategy<Value = Usage> {
     })
 }
 
+fn service() -> impl Strategy<Value = ServiceView> {
+    let objective = (SLO_NS[0]..=SLO_NS[1], 50.0..99.99)
+        .prop_map(|(slo_ns, percentile)| Objective { slo_ns, percentile });
+    (prop::option::of(objective), any::<[u64; 5]>(), any::<[u32; 2]>()).prop_map(
+        |(objective, n, [recent, recent_within])| ServiceView {
+            objective,
+            open_since_ns: n[0],
+            units: n[1],
+            units_within: n[2],
+            recent,
+            recent_within,
+            p50_ns: n[3],
+            p99_ns: n[4],
+        },
+    )
+}
+
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         client().prop_map(Event::Joined),
         any::<u32>().prop_map(Event::Left),
+        (any::<u32>(), any::<[u64; 2]>()).prop_map(|(client, [since_ns, deadline_ns])| {
+            Event::UnitBegan { client, since_ns, deadline_ns }
+        }),
+        (any::<[u32; 2]>(), any::<u64>())
+            .prop_map(|([client, units], took_ns)| Event::UnitsEnded { client, units, took_ns }),
         Just(Event::HighStarted),
         Just(Event::HighEnded),
         completion().prop_map(Event::Completed),
@@ -197,6 +220,7 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
         client().prop_map(Record::Client),
         (any::<u32>(), usage()).prop_map(|(id, usage)| Record::Usage { id, usage }),
+        (any::<u32>(), service()).prop_map(|(id, view)| Record::Service { id, view }),
         any::<u32>().prop_map(Record::Gone),
         (how, any::<u64>(), any::<u8>()).prop_map(|(how, lost, bits)| Record::Begin {
             how,

@@ -3,10 +3,11 @@
 
 use crate::convert;
 use std::collections::BTreeMap;
-use tally_engine::policy::{Command, Commands, Context, World};
+use tally_engine::policy::{self, Command, Commands, Context, World};
 use tally_sdk::native::Core;
 use tally_sdk::{
-    ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, SharingMode,
+    ClientId, ClientIdentity, ClientState, KernelId, KernelName, KernelProfile, Level, Service,
+    SharingMode,
 };
 
 /// Counters and gauges together, as in the Wasm host's default limits.
@@ -92,6 +93,15 @@ impl Core for NativeCore {
 
     fn client_identity(&mut self, id: ClientId) -> Option<ClientIdentity> {
         self.world.clients.get(&id).map(|view| convert::client_identity(&view.info))
+    }
+
+    fn service(&mut self, id: ClientId) -> Option<Service> {
+        let view = self.world.clients.get(&id);
+        view.and_then(|view| view.service.as_ref()).map(convert::service)
+    }
+
+    fn slack_ns(&mut self, now_ns: u64) -> i64 {
+        policy::slack_ns(self.world.clients.values(), now_ns)
     }
 
     fn kernel_profile(&mut self, kernel: KernelId) -> Option<KernelProfile> {

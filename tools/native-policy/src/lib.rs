@@ -32,7 +32,7 @@ use tally_engine::policy::{
 use tally_sdk::native;
 
 /// Names that [`by_name`] knows.
-pub const NAMES: [&str; 1] = ["tally-priority"];
+pub const NAMES: [&str; 2] = ["slo-herald", "tally-priority"];
 
 /// A policy of this repository, with a configuration.
 ///
@@ -40,6 +40,7 @@ pub const NAMES: [&str; 1] = ["tally-priority"];
 /// A name that is not one of [`NAMES`], or what the policy says against its configuration.
 pub fn by_name(name: &str, config: &str) -> Result<Box<dyn Policy + Send>, String> {
     match name {
+        "slo-herald" => Ok(Box::new(NativePolicy::<slo_herald::Herald>::new(config)?)),
         "tally-priority" => Ok(Box::new(NativePolicy::<tally_priority::Priority>::new(config)?)),
         _ => Err(format!("there is no native policy {name:?}: expected {}", NAMES.join(" or "))),
     }
@@ -94,8 +95,10 @@ impl<P: native::Exported> NativePolicy<P> {
 impl<P: native::Exported> Policy for NativePolicy<P> {
     fn subscriptions(&self) -> Subscriptions {
         let of = |is: bool, one: Subscriptions| if is { one } else { Subscriptions::NONE };
-        // Whether it reads clients' usage is not known.
+        // What it reads of clients is not known.
         Subscriptions::USAGE
+            .and(Subscriptions::SERVICES)
+            .and(of(P::UNITS, Subscriptions::UNITS))
             .and(of(P::ACTIVITY, Subscriptions::ACTIVITY))
             .and(of(P::COMPLETIONS, Subscriptions::COMPLETIONS))
             .and(of(P::MEMBERSHIP, Subscriptions::MEMBERSHIP))
@@ -120,6 +123,12 @@ impl<P: native::Exported> Policy for NativePolicy<P> {
         self.call(context, |policy| match event {
             Event::HighStarted => policy.high_started(now_ns),
             Event::HighEnded => policy.high_ended(now_ns),
+            Event::UnitBegan { client, since_ns, deadline_ns } => {
+                policy.unit_began(now_ns, *client, *since_ns, *deadline_ns);
+            }
+            Event::UnitsEnded { client, units, took_ns } => {
+                policy.units_ended(now_ns, *client, *units, *took_ns);
+            }
             Event::Completed(done) => policy.completed(now_ns, &convert::completion(done)),
             Event::Joined(info) => policy.joined(now_ns, &convert::client(info)),
             Event::Left(client) => policy.left(now_ns, *client),

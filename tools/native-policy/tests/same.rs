@@ -1,6 +1,7 @@
 //! A native policy and its component answer alike: the same decisions, commands and
 //! figures over long random streams, whatever was measured and whoever comes and goes.
 
+use slo_herald::Herald;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tally_engine::policy::{
@@ -10,6 +11,7 @@ use tally_engine::policy::{
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_native_policy::NativePolicy;
 use tally_priority::Priority;
+use tally_sdk::native::Exported;
 use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
 
 const STEPS: u64 = 60_000;
@@ -24,12 +26,12 @@ fn guest(name: &str) -> PathBuf {
 }
 
 /// The component, bounded by fuel alone: how busy this machine is must not matter.
-fn component(config: &str) -> WasmPolicy {
+fn component(name: &str, config: &str) -> WasmPolicy {
     let limits = Limits { call_cpu_ms_max: 30_000, ..Limits::default() };
     let host = PolicyHost::compiling_by(Compiler::in_process(), limits)
         .unwrap()
         .granting(Capabilities::all());
-    host.load_file(&guest("tally-priority"), config).unwrap()
+    host.load_file(&guest(name), config).unwrap()
 }
 
 struct Random(u64);
@@ -58,6 +60,8 @@ impl Random {
 enum Fact {
     Joins(u32, Class),
     Leaves(u32),
+    Begins(u32),
+    Ends(u32, u64),
     Took(u32, Form, u32, u64),
     Yielded(u32, Form, u32, u64),
     Transformed(u32, Transformation),
@@ -98,6 +102,15 @@ impl<P: Policy> Side<P> {
             Fact::Leaves(id) => {
                 world.clients.remove(&id);
                 let told = Event::Left(id);
+                self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
+            }
+            Fact::Begins(client) => {
+                let told =
+                    Event::UnitBegan { client, since_ns: now_ns, deadline_ns: now_ns + 5_000_000 };
+                self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
+            }
+            Fact::Ends(client, took_ns) => {
+                let told = Event::UnitsEnded { client, units: 1, took_ns };
                 self.policy.on_event(now_ns, &told, &mut self.context).unwrap();
             }
             Fact::Took(kernel, Form::Whole, _, ns) => world.profiles.record(kernel, ns),
@@ -150,9 +163,9 @@ fn launch(random: &mut Random, now_ns: u64, high_clients: u32) -> Launch {
 }
 
 /// How often each kind of decision was given; and the metrics of both.
-fn compare(seed: u64, config: &str) -> [u32; 5] {
-    let mut wasm = Side::new(component(config));
-    let mut native = Side::new(NativePolicy::<Priority>::new(config).unwrap());
+fn compare<P: Exported>(name: &str, seed: u64, config: &str) -> [u32; 5] {
+    let mut wasm = Side::new(component(name, config));
+    let mut native = Side::new(NativePolicy::<P>::new(config).unwrap());
     let mut random = Random(seed);
     let (mut now_ns, mut seen, mut clients) = (1_000_000_000, [0; 5], BTreeMap::new());
     for step in 0..STEPS {
@@ -176,6 +189,14 @@ fn compare(seed: u64, config: &str) -> [u32; 5] {
                 let kinds = if random.below(50) == 0 { 4 } else { 3 };
                 let to = states[random.below(kinds) as usize];
                 Some(Fact::Transformed(random.below(KERNELS.into()) as u32, to))
+            }
+            3..12 => {
+                let mut high = clients.iter().filter(|(_, class)| **class == Class::High);
+                let client = high.next().map(|(id, _)| *id);
+                let begins = random.below(2) == 0;
+                // A few are late.
+                let took_ns = 1_000_000 + random.ns(23);
+                client.map(|id| if begins { Fact::Begins(id) } else { Fact::Ends(id, took_ns) })
             }
             _ => None,
         };
@@ -230,12 +251,23 @@ fn tally_priority_answers_as_its_component_does() {
         (4, "reserve_sms = 16\nsm_limit_turnaround_us = 10\nidle_gap_us = 0"),
         (5, "forms = false\nlease_launches = 3\nwindow_us = 7"),
     ] {
-        for (all, n) in seen.iter_mut().zip(compare(seed, config)) {
+        for (all, n) in seen.iter_mut().zip(compare::<Priority>("tally-priority", seed, config)) {
             *all += n;
         }
     }
     // A comparison of one kind of answer would show little.
     assert!(seen.iter().all(|&n| n > 1_000), "{seen:?}");
+}
+
+#[test]
+fn slo_herald_answers_as_its_component_does() {
+    let mut seen = [0; 5];
+    for (seed, config) in [(1, ""), (2, "long_us = 1\nreserve_sms = 4"), (3, "light_us = 1000")] {
+        for (all, n) in seen.iter_mut().zip(compare::<Herald>("slo-herald", seed, config)) {
+            *all += n;
+        }
+    }
+    assert!(seen.iter().all(|&n| n > 500), "{seen:?}");
 }
 
 #[test]
@@ -262,6 +294,6 @@ fn a_simulation_comes_out_the_same() {
             format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))
         };
         let native = report(tally_native_policy::by_name("tally-priority", "").unwrap());
-        assert_eq!(native, report(Box::new(component(""))), "{sharing:?}");
+        assert_eq!(native, report(Box::new(component("tally-priority", ""))), "{sharing:?}");
     }
 }

@@ -42,6 +42,12 @@ pub struct High {
     pub solo_ms: f64,
     /// One in a hundred takes so long alone, as far as that was measured.
     pub solo_p99_ms: f64,
+    /// What the inference needs of a request, ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slo_ms: Option<f64>,
+    /// Share of the requests that arrived whose service kept it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub within: Option<f64>,
     /// From the start of a request's service to its end.
     pub service_p50_ms: f64,
     pub service_p99_ms: f64,

@@ -15,10 +15,10 @@ use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use solo::Solo;
 use tally_engine::policy::{
-    self, Class, ClientInfo, Decision, Form, Policy, forms_offered, launch_state,
+    self, Class, ClientInfo, Decision, Form, Objective, Policy, forms_offered, launch_state,
 };
 use tally_engine::profile::{KernelKey, Transformation};
-use tally_engine::{Action, Engine, EngineConfig, Submission};
+use tally_engine::{Action, EndedUnits, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
@@ -38,6 +38,8 @@ pub struct Setup {
     pub sharing: SharingMode,
     /// Which best-effort kernels can be transformed.
     pub transformable: Transformable,
+    /// What the inference needs of each request.
+    pub slo: Option<Objective>,
     /// Length of the window in which requests arrive, s.
     pub seconds: f64,
     /// At most so much longer until all are served.
@@ -58,6 +60,7 @@ impl Default for Setup {
         Setup {
             sharing: SharingMode::Timeslice,
             transformable: Transformable::Open,
+            slo: None,
             seconds: 5.0,
             overrun_seconds: 5.0,
             warm_up_seconds: None,
@@ -109,6 +112,8 @@ struct Sim<'a> {
     begun: usize,
     /// Start of the one in service.
     serving_since: Option<u64>,
+    /// The same, until the engine is told of it.
+    unit_since_ns: Option<u64>,
     free_ns: u64,
     service_ns: Vec<u64>,
     queued_ns: Vec<u64>,
@@ -194,6 +199,7 @@ impl<'a> Sim<'a> {
             arrivals,
             begun: 0,
             serving_since: None,
+            unit_since_ns: None,
             free_ns: 0,
             service_ns: Vec::new(),
             queued_ns: Vec::new(),
@@ -250,6 +256,7 @@ impl<'a> Sim<'a> {
                 let name = self.traces[lane].name.clone();
                 let info = ClientInfo { id: lane as u32, class, name, labels: vec![] };
                 engine.client_joined(0, info, 0, &mut self.actions);
+                engine.set_objective(lane as u32, self.setup.slo);
             }
         }
         self.obey(0);
@@ -347,6 +354,7 @@ impl<'a> Sim<'a> {
 
     fn begin(&mut self, now_ns: u64) {
         self.serving_since = Some(now_ns);
+        self.unit_since_ns = Some(now_ns);
         self.begun += 1;
         let delay = self.spread * (self.random.exponential() - std::f64::consts::LN_2);
         // Of a 99th percentile of more than 6.6 medians the least would be below nothing.
@@ -363,6 +371,9 @@ impl<'a> Sim<'a> {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         };
         if lane == HIGH {
+            if let Some(since_ns) = self.unit_since_ns.take() {
+                engine.unit_began(now_ns, HIGH as u32, since_ns, &mut self.actions);
+            }
             engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
             self.obey(now_ns);
         }
@@ -451,6 +462,8 @@ impl<'a> Sim<'a> {
         self.service_ns.push(self.free_ns - since_ns);
         self.queued_ns.push(self.free_ns - self.arrivals[self.begun - 1]);
         if let Some(engine) = &mut self.engine {
+            let ended = EndedUnits { units: 1, took_ns: self.free_ns - since_ns };
+            engine.units_ended(now_ns, HIGH as u32, ended, &mut self.actions);
             engine.high_activity(now_ns, HIGH as u32, false, now_ns, &mut self.actions);
         }
     }
@@ -508,6 +521,10 @@ impl<'a> Sim<'a> {
         let served = self.service_ns.len();
         self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
         let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
+        let within = self.setup.slo.map(|slo| {
+            let kept = self.service_ns.iter().filter(|ns| **ns <= slo.slo_ns).count() as u64;
+            over(kept, self.arrivals.len() as u64)
+        });
         let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
         let alone = percentile(&mut solo_queued, 0.99);
         let low = self.hosts[LOW].as_ref();
@@ -537,6 +554,8 @@ impl<'a> Sim<'a> {
                 unserved: (self.arrivals.len() - served) as u64,
                 solo_ms: ms(solo_ns),
                 solo_p99_ms: ms(solo.p99_ns),
+                slo_ms: self.setup.slo.map(|slo| ms(slo.slo_ns)),
+                within,
                 service_p50_ms: ms(service[0]),
                 service_p99_ms: ms(service[1]),
                 service_p50_over_solo: over(service[0], solo_ns),

@@ -212,7 +212,8 @@ impl DispatchClient {
     ) -> bool {
         let a = &self.link.region.activity;
         if let Some(service) = &mut self.service {
-            service.look(now_ns, a, !self.unanswered.is_empty());
+            let looked = service.look(now_ns, a, !self.unanswered.is_empty());
+            looked.tell(now_ns, self.link.info.id, engine, out);
         }
         self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);

@@ -352,7 +352,8 @@ impl Dispatch {
                 Control::SetObjective { id, objective, done } => {
                     let client = self.clients.iter_mut().find(|c| c.id() == id);
                     let service = client.and_then(|c| c.service.as_mut());
-                    let _ = done.send(service.map(|s| s.set_objective(objective)).is_some());
+                    let has_service = service.map(|s| s.set_objective(objective)).is_some();
+                    let _ = done.send(has_service && self.engine.set_objective(id, objective));
                 }
                 Control::Measure { next, cut, done } => {
                     let (clients, engine) = (&mut self.clients, &self.engine);

@@ -3,11 +3,13 @@
 //! A request is a period of activity, as in an A/B test ([`super::measure`]). One that was under way when the client
 //! registered is not counted. Recent figures are of the last five to ten minutes: two stretches take turns.
 
-use super::measure;
+use super::{Engine, measure};
 use hdrhistogram::Histogram;
 use tally_ab::meter::{Meter, Requests};
 use tally_ab::sample::Carried;
 use tally_contract::objective::Objective;
+use tally_engine::policy::ClientId;
+use tally_engine::{Action, EndedUnits};
 use tally_ipc::layout::Activity;
 
 /// Length of a stretch, ns.
@@ -24,6 +26,29 @@ struct Stretch {
     within: u64,
     /// Longest time that keeps the objective, ns; `u64::MAX` without one.
     slo_ns: u64,
+    /// Requests of this look, and the sum of what they took.
+    look: (u64, u64),
+}
+
+/// What a look found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// Requests that ended.
+    pub ended: Option<EndedUnits>,
+    /// When the request under way was first seen, if that was now.
+    pub began_ns: Option<u64>,
+}
+
+impl Looked {
+    /// Tell the engine, before it hears of the client's activity, which makes it offer what was held.
+    pub fn tell(self, now_ns: u64, client: ClientId, engine: &mut Engine, out: &mut Vec<Action>) {
+        if let Some(ended) = self.ended {
+            engine.units_ended(now_ns, client, ended, out);
+        }
+        if let Some(since_ns) = self.began_ns {
+            engine.unit_began(now_ns, client, since_ns, out);
+        }
+    }
 }
 
 impl Stretch {
@@ -31,7 +56,13 @@ impl Stretch {
         let [low, high] = TIMES_NS;
         let times = Histogram::new_with_bounds(low, high, SIGNIFICANT_DIGITS);
         // The bounds are constants that the library accepts.
-        Stretch { times: times.expect("constant bounds are valid"), within: 0, slo_ns: u64::MAX }
+        let times = times.expect("constant bounds are valid");
+        Stretch { times, within: 0, slo_ns: u64::MAX, look: (0, 0) }
+    }
+
+    fn add(&mut self, count: u64, sum_ns: u64) {
+        let (requests, all_ns) = self.look;
+        self.look = (requests + count, all_ns.saturating_add(sum_ns));
     }
 
     fn clear(&mut self) {
@@ -44,6 +75,7 @@ impl Requests for Stretch {
     fn request(&mut self, ns: u64) {
         self.times.saturating_record(ns.max(1));
         self.within += u64::from(ns <= self.slo_ns);
+        self.add(1, ns);
     }
 
     fn requests_together(&mut self, count: u64, sum_ns: u64) {
@@ -51,6 +83,7 @@ impl Requests for Stretch {
         let count = count.min(TOGETHER_MAX);
         self.times.saturating_record_n(mean_ns.max(1), count as u32);
         self.within += if mean_ns <= self.slo_ns { count } else { 0 };
+        self.add(count, mean_ns.saturating_mul(count));
     }
 
     fn carry(&mut self, _: Carried) {}
@@ -109,15 +142,23 @@ impl Service {
     }
 
     /// Counts what ended since the last look; `waits`: a launch is held.
-    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) {
+    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) -> Looked {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.end_stretch();
             self.turned_ns = now_ns;
         }
-        if let Some(look) = measure::look(activity) {
-            let look = if waits { measure::held(look) } else { look };
-            self.meter.look(look, now_ns, &mut self.now);
-        }
+        let Some(look) = measure::look(activity) else { return Looked::default() };
+        let look = if waits { measure::held(look) } else { look };
+        let before_ns = self.meter.open_since_ns();
+        self.meter.look(look, now_ns, &mut self.now);
+        let open_ns = self.meter.open_since_ns();
+        let (count, sum_ns) = std::mem::take(&mut self.now.look);
+        let is_another = open_ns != before_ns;
+        let ended = (count > 0 || (is_another && before_ns.is_some())).then(|| EndedUnits {
+            units: u32::try_from(count).unwrap_or(u32::MAX),
+            took_ns: sum_ns.checked_div(count).unwrap_or(0),
+        });
+        Looked { ended, began_ns: open_ns.filter(|_| is_another) }
     }
 
     pub fn numbers(&self) -> ServiceNumbers {
@@ -166,8 +207,10 @@ mod tests {
         for took in [1, 2, 3, 4] {
             request(a, now + MS, now + MS + took * MS);
             now += 10 * MS;
-            service.look(now, a, false);
+            let ended = Some(EndedUnits { units: 1, took_ns: took * MS });
+            assert_eq!(service.look(now, a, false), Looked { ended, began_ns: None });
         }
+        assert_eq!(service.look(now, a, false), Looked::default());
         let n = service.numbers();
         assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (4, 3, 4, 3));
         assert!(

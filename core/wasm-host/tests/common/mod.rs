@@ -40,6 +40,10 @@ pub mod kernel {
     /// Answers `Hold(2)` where contexts take turns, else `Hold(1)`.
     pub const SHARING: u32 = 26;
     pub const USED: u32 = 27;
+    /// Answers `Hold` of all figures of client 1's service, each in digits of its own.
+    pub const SERVED: u32 = 28;
+    /// Answers `Hold` of the slack and all figures of the units that it was told of.
+    pub const UNITS: u32 = 29;
     pub const COMMANDS: u32 = 30;
     pub const TIMERS: u32 = 31;
     pub const METRICS: u32 = 32;

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
 use tally_sdk::{
     Activity, Answer, Client, ClientId, Completion, Completions, Decision, Launch, Level,
-    Membership, Policy, Saved, SharingMode, Stateful, Timer,
+    Membership, Policy, Saved, SharingMode, Stateful, Timer, Units,
 };
 
 /// What it remembers, to tell an old instance from a new one.
@@ -21,6 +21,7 @@ struct Chaos {
     left: u64,
     done_ns: u64,
     high_ns: u64,
+    units_ns: u64,
     /// What `snapshot` and `restore` do besides.
     in_snapshot: u64,
     in_restore: u64,
@@ -52,6 +53,7 @@ impl Policy for Chaos {
             left: 0,
             done_ns: 0,
             high_ns: 0,
+            units_ns: 0,
             in_snapshot,
             in_restore,
         })
@@ -79,6 +81,8 @@ impl Policy for Chaos {
                 SharingMode::TimeSliced => 2,
             }),
             27 => Decision::Hold(used()),
+            28 => Decision::Hold(served()),
+            29 => Decision::Hold(host::slack_ns(launch.now_ns).max(0) as u64 + self.units_ns),
             30 => {
                 commands();
                 Decision::Run(9)
@@ -141,6 +145,16 @@ impl Activity for Chaos {
     }
 }
 
+impl Units for Chaos {
+    fn began(&mut self, _now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64) {
+        self.units_ns += u64::from(client) + since_ns + deadline_ns;
+    }
+
+    fn ended(&mut self, _now_ns: u64, _client: ClientId, units: u32, took_ns: u64) {
+        self.units_ns += u64::from(units) * took_ns;
+    }
+}
+
 impl Completions for Chaos {
     fn completed(&mut self, _now_ns: u64, done: &Completion) {
         self.done_ns += done.measured_ns + 10 * done.charged_ns + done.form as u64;
@@ -193,7 +207,7 @@ impl Stateful for Chaos {
     }
 }
 
-tally_sdk::export!(Chaos: activity, completions, membership, timer, state);
+tally_sdk::export!(Chaos: activity, units, completions, membership, timer, state);
 
 /// Takes the core longer to look at than it takes to pass.
 const LONG: &str = match std::str::from_utf8(&[b'x'; 16_000]) {
@@ -298,6 +312,20 @@ fn described() -> u64 {
             + kernel.recent_ns
     });
     clients + kernel
+}
+
+/// All figures of client 1's service, each in decimal digits of its own; 0 if it has none.
+fn served() -> u64 {
+    let Some(it) = host::service(1) else { return 0 };
+    let (slo_ns, percentile) = it.objective.map_or((0, 0.0), |o| (o.slo_ns, o.percentile));
+    let times = slo_ns + 10 * (percentile as u64) + 10_000 * it.open_since_ns;
+    times
+        + 1_000_000 * it.units
+        + 10_000_000 * it.units_within
+        + 100_000_000 * u64::from(it.recent)
+        + 1_000_000_000 * u64::from(it.recent_within)
+        + 10_000_000_000 * it.p50_ns
+        + 100_000_000_000 * it.p99_ns
 }
 
 /// A sum over what client 1 has used.

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use tally_decision_log::compare::{commands, fault, fault_name, shown};
 use tally_decision_log::{Answer, Begin, Outcome, Record, world};
-use tally_engine::policy::{Class, Completion, Context, Event, Form, Launch, SharingMode};
+use tally_engine::policy::{Class, Completion, Context, Event, Form, Launch, NEVER, SharingMode};
 
 pub fn run(
     out: &mut impl Write,
@@ -106,6 +106,12 @@ fn line(record: &Record, context: &Context) -> String {
             "client {id}: {} launches in flight ({} ns), {} ns measured, {} ns charged",
             u.in_flight, u.in_flight_ns, u.measured_ns, u.charged_ns
         ),
+        Record::Service { id, view: v } => {
+            let slo =
+                v.objective.map_or("no objective".into(), |o| format!("objective {} ns", o.slo_ns));
+            let (within, recent) = (v.recent_within, v.recent);
+            format!("client {id}: {slo}, {within} of {recent} units within it, p99 {} ns", v.p99_ns)
+        }
         Record::Gone(id) => format!("client {id} gone"),
         Record::Begin { how, lost, .. } => format!("begin, {lost} lost, {}", begin(*how)),
         Record::Start(list) => format!("start: {}", commands(list)),
@@ -199,6 +205,13 @@ fn event(e: &Event, context: &Context) -> Value {
         Event::HighEnded => json!("high_ended"),
         Event::Completed(d) => json!({"completed": done(d, context)}),
         Event::Timer(token) => json!({"timer": token}),
+        Event::UnitBegan { client, since_ns, deadline_ns } => {
+            let deadline_ns = Some(*deadline_ns).filter(|ns| *ns != NEVER);
+            json!({"unit_began": {"client": client, "since_ns": since_ns, "deadline_ns": deadline_ns}})
+        }
+        Event::UnitsEnded { client, units, took_ns } => {
+            json!({"units_ended": {"client": client, "units": units, "took_ns": took_ns}})
+        }
     }
 }
 
@@ -230,6 +243,12 @@ fn value(record: &Record, context: &Context) -> Value {
         Record::Usage { id, usage: u } => json!({"usage": {
             "id": id, "waiting_since_ns": u.waiting_since_ns, "in_flight": u.in_flight,
             "in_flight_ns": u.in_flight_ns, "measured_ns": u.measured_ns, "charged_ns": u.charged_ns,
+        }}),
+        Record::Service { id, view: v } => json!({"service": {
+            "id": id, "slo_ns": v.objective.map(|o| o.slo_ns), "percentile": v.objective.map(|o| o.percentile),
+            "open_since_ns": Some(v.open_since_ns).filter(|ns| *ns != NEVER),
+            "units": v.units, "units_within": v.units_within,
+            "recent": v.recent, "recent_within": v.recent_within, "p50_ns": v.p50_ns, "p99_ns": v.p99_ns,
         }}),
         Record::Gone(id) => json!({"gone": id}),
         Record::Begin { how, lost, subscribed } => json!({"begin": {

@@ -233,6 +233,9 @@ mod measure {
                     Event::HighStarted
                 }
                 told if told.has(Subscriptions::ACTIVITY) => Event::HighEnded,
+                told if told.has(Subscriptions::UNITS) => {
+                    Event::UnitsEnded { client: 1, units: 1, took_ns: 1_000_000 }
+                }
                 told if told.has(Subscriptions::MEMBERSHIP) => Event::Left(u32::MAX),
                 _ => Event::Timer(0),
             };

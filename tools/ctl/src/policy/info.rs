@@ -12,7 +12,7 @@ const PACKAGE: &str = "tally:policy/";
 /// Interfaces that have to be granted.
 const CAPABILITIES: [&str; 3] = ["identity", "kernel-identity", "high-priority"];
 /// Interfaces of events, which a policy subscribes to by exporting them.
-const EVENTS: [&str; 4] = ["activity", "completions", "membership", "timer"];
+const EVENTS: [&str; 5] = ["activity", "units", "completions", "membership", "timer"];
 /// Interfaces without functions, or that every policy has.
 const SILENT: [&str; 2] = ["types", "scheduler"];
 
@@ -147,7 +147,7 @@ mod tests {
             info.import(&format!("{PACKAGE}{name}@0.1.3"));
         }
         info.import("wasi:clocks/wall-clock@0.2.0");
-        for name in ["scheduler", "timer", "state", "units"] {
+        for name in ["scheduler", "timer", "state", "placement"] {
             info.export(&format!("{PACKAGE}{name}@0.1.3"));
         }
         let expected = Info {
@@ -157,7 +157,10 @@ mod tests {
             uses: vec!["log".into()],
             told: vec!["timer".into()],
             keeps_state: true,
-            unknown: vec!["wasi:clocks/wall-clock@0.2.0".into(), "tally:policy/units@0.1.3".into()],
+            unknown: vec![
+                "wasi:clocks/wall-clock@0.2.0".into(),
+                "tally:policy/placement@0.1.3".into(),
+            ],
         };
         assert_eq!(info, expected);
     }

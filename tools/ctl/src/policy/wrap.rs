@@ -28,7 +28,7 @@ pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
 /// What interfaces of the contract are called in a module's exports.
 const PACKAGE: &str = "tally:policy/";
 /// Interfaces that a policy may export or not.
-const OPTIONAL: [&str; 5] = ["activity", "completions", "membership", "timer", "state"];
+const OPTIONAL: [&str; 6] = ["activity", "units", "completions", "membership", "timer", "state"];
 
 /// The optional interfaces that a module exports functions of, with their versions.
 fn exported(module: &[u8]) -> Result<Vec<String>, String> {

@@ -45,16 +45,12 @@ impl<P: Policy + Described> Recorded<P> {
         self.policy
     }
 
-    fn reads_usage(&self) -> bool {
-        self.policy.subscriptions().has(Subscriptions::USAGE)
-    }
-
     #[cold]
     #[inline(never)]
     fn recorded_start(&mut self, context: &mut Context) {
-        let (about, usage) = (self.about(), self.reads_usage());
+        let (about, subscribed) = (self.about(), self.policy.subscriptions());
         let inner = &mut *self.recorder.lock();
-        inner.before(&mut context.world, None, usage);
+        inner.before(&mut context.world, None, subscribed);
         self.policy.start(context);
         (inner.about, inner.subscribed) = (about, self.policy.subscriptions());
         let commands = context.commands.list();
@@ -68,9 +64,9 @@ impl<P: Policy + Described> Recorded<P> {
 
     #[inline(never)]
     fn recorded_decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
-        let usage = self.reads_usage();
+        let subscribed = self.policy.subscriptions();
         let inner = &mut *self.recorder.lock();
-        inner.before(&mut context.world, None, usage);
+        inner.before(&mut context.world, None, subscribed);
         let result = self.policy.decide(launch, context);
         let commands = context.commands.list();
         inner.scratch.clear();
@@ -86,13 +82,13 @@ impl<P: Policy + Described> Recorded<P> {
         event: &Event,
         context: &mut Context,
     ) -> Result<(), Fault> {
-        let usage = self.reads_usage();
+        let subscribed = self.policy.subscriptions();
         let inner = &mut *self.recorder.lock();
         let joining = match event {
             Event::Joined(info) => Some(info.id),
             _ => None,
         };
-        inner.before(&mut context.world, joining, usage);
+        inner.before(&mut context.world, joining, subscribed);
         let result = self.policy.on_event(now_ns, event, context);
         let commands = context.commands.list();
         inner.scratch.clear();

@@ -1,0 +1,72 @@
+//! Units of work of high-priority clients: what a caller saw of them, for the policy.
+
+use super::{Action, Engine};
+use crate::policy::{ClientId, Event, NEVER, Objective, Policy};
+
+/// Units that ended since the caller last looked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndedUnits {
+    /// 0: the open one is over, and nobody knows how long it took.
+    pub units: u32,
+    /// What each took, on average if there are several, ns.
+    pub took_ns: u64,
+}
+
+impl<P: Policy> Engine<P> {
+    /// A client's objective from now on. Its latest units begin anew. False for a client that has no units.
+    pub fn set_objective(&mut self, client: ClientId, objective: Option<Objective>) -> bool {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return false };
+        view.objective = objective;
+        c.units.clear();
+        c.units.show(view);
+        true
+    }
+
+    /// A high-priority client's unit began, at `since_ns` as far as the caller knows.
+    pub fn unit_began(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        since_ns: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        let Some(view) = view else { return };
+        let since_ns = since_ns.min(now_ns);
+        view.open_since_ns = since_ns;
+        let deadline_ns = view.deadline_ns();
+        self.tell(now_ns, &Event::UnitBegan { client, since_ns, deadline_ns }, out);
+    }
+
+    /// A high-priority client's open unit is over, and perhaps others before.
+    pub fn units_ended(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        ended: EndedUnits,
+        out: &mut Vec<Action>,
+    ) {
+        let EndedUnits { units, took_ns } = ended;
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return };
+        view.open_since_ns = NEVER;
+        view.units = view.units.saturating_add(units.into());
+        if view.objective.is_some_and(|objective| took_ns <= objective.slo_ns) {
+            view.units_within = view.units_within.saturating_add(units.into());
+        }
+        c.units.add(units, took_ns);
+        c.units.show(view);
+        self.tell(now_ns, &Event::UnitsEnded { client, units, took_ns }, out);
+    }
+
+    /// Tell a policy that takes over of the units that are open.
+    pub(super) fn tell_open_units(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        let services = self.context.world.clients.values();
+        let open = services.filter_map(|c| Some((c.info.id, c.service?.open_since_ns)));
+        let open: Vec<_> = open.filter(|(_, since_ns)| *since_ns != NEVER).collect();
+        for (client, since_ns) in open {
+            self.unit_began(now_ns, client, since_ns, out);
+        }
+    }
+}

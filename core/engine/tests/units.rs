@@ -1,0 +1,131 @@
+//! Units of work: what a policy is told and can read of them.
+
+mod common;
+
+use common::{HIGH, LOW, Script, info};
+use std::sync::{Arc, Mutex};
+use tally_engine::policy::*;
+use tally_engine::{Action, EndedUnits, Engine, EngineConfig};
+
+const SLO: Objective = Objective { slo_ns: 1_000, percentile: 95.0 };
+
+fn engine() -> (Engine, Arc<Mutex<common::Seen>>, Vec<Action>) {
+    let seen = Arc::default();
+    let script = Script { seen: Arc::clone(&seen), ..Default::default() };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+    let mut out = Vec::new();
+    for (id, class) in [(HIGH, Class::High), (LOW, Class::BestEffort)] {
+        e.client_joined(0, info(id, class), 0, &mut out);
+    }
+    seen.lock().unwrap().events.clear();
+    (e, seen, out)
+}
+
+fn service(e: &Engine) -> ServiceView {
+    e.world().clients[&HIGH].service.unwrap()
+}
+
+fn ended(units: u32, took_ns: u64) -> EndedUnits {
+    EndedUnits { units, took_ns }
+}
+
+#[test]
+fn units_are_told_and_counted_against_the_objective() {
+    let (mut e, seen, mut out) = engine();
+    assert!(e.set_objective(HIGH, Some(SLO)));
+    e.unit_began(50, HIGH, 40, &mut out);
+    assert_eq!(service(&e).open_since_ns, 40);
+    e.units_ended(1_090, HIGH, ended(1, 1_050), &mut out);
+    // Two at once, and one whose length nobody knows.
+    e.units_ended(9_000, HIGH, ended(2, 900), &mut out);
+    e.unit_began(9_100, HIGH, 9_999, &mut out);
+    e.units_ended(9_200, HIGH, ended(0, 0), &mut out);
+    let told = [
+        Event::UnitBegan { client: HIGH, since_ns: 40, deadline_ns: 1_040 },
+        Event::UnitsEnded { client: HIGH, units: 1, took_ns: 1_050 },
+        Event::UnitsEnded { client: HIGH, units: 2, took_ns: 900 },
+        // Nobody sees what is to come.
+        Event::UnitBegan { client: HIGH, since_ns: 9_100, deadline_ns: 10_100 },
+        Event::UnitsEnded { client: HIGH, units: 0, took_ns: 0 },
+    ];
+    assert_eq!(seen.lock().unwrap().events, told);
+    let expected = ServiceView {
+        objective: Some(SLO),
+        open_since_ns: NEVER,
+        units: 3,
+        units_within: 2,
+        recent: 3,
+        recent_within: 2,
+        p50_ns: 900,
+        p99_ns: 1_050,
+    };
+    assert_eq!(service(&e), expected);
+
+    // With another objective what is recent begins anew; without one nothing has a deadline.
+    assert!(e.set_objective(HIGH, None));
+    assert_eq!((service(&e).recent, service(&e).units), (0, 3));
+    e.unit_began(9_300, HIGH, 9_300, &mut out);
+    let last = seen.lock().unwrap().events.last().cloned();
+    let began = Event::UnitBegan { client: HIGH, since_ns: 9_300, deadline_ns: NEVER };
+    assert_eq!(last, Some(began));
+    e.units_ended(9_400, HIGH, ended(1, 100), &mut out);
+    assert_eq!((service(&e).units, service(&e).units_within), (4, 2));
+}
+
+#[test]
+fn only_high_priority_clients_have_units() {
+    let (mut e, seen, mut out) = engine();
+    for client in [LOW, 99] {
+        assert!(!e.set_objective(client, Some(SLO)));
+        e.unit_began(50, client, 40, &mut out);
+        e.units_ended(60, client, ended(1, 20), &mut out);
+    }
+    assert_eq!(seen.lock().unwrap().events, []);
+    assert_eq!(e.world().clients[&LOW].service, None);
+}
+
+#[test]
+fn labels_give_an_objective_from_the_start() {
+    let (mut e, _, mut out) = engine();
+    let mut labelled = info(7, Class::High);
+    labelled.labels = [("slo", "2ms"), ("slo-percentile", "90")]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+    e.client_joined(1, labelled, 0, &mut out);
+    let objective = e.world().clients[&7].service.unwrap().objective;
+    assert_eq!(objective, Some(Objective { slo_ns: 2_000_000, percentile: 90.0 }));
+}
+
+#[test]
+fn slack_is_what_the_first_deadline_leaves() {
+    let (mut e, _, mut out) = engine();
+    e.client_joined(0, info(7, Class::High), 0, &mut out);
+    let slack = |e: &Engine, now_ns| slack_ns(e.world().clients.values(), now_ns);
+    e.set_objective(HIGH, Some(SLO));
+    e.set_objective(7, Some(Objective { slo_ns: 500, ..SLO }));
+    assert_eq!(slack(&e, 10), NO_UNIT_OPEN);
+    e.units_ended(10, HIGH, ended(1, 300), &mut out);
+    e.unit_began(1_000, HIGH, 1_000, &mut out);
+    // It takes 300 of 1 000, and ends at once if it is late.
+    assert_eq!((slack(&e, 1_000), slack(&e, 1_300), slack(&e, 1_900)), (700, 700, 100));
+    assert_eq!(slack(&e, 2_500), -500);
+    // Of the other nothing is known but that it has 500.
+    e.unit_began(1_100, 7, 1_100, &mut out);
+    assert_eq!(slack(&e, 1_200), 400);
+    e.units_ended(1_300, 7, ended(1, 200), &mut out);
+    assert_eq!(slack(&e, 1_300), 700);
+}
+
+#[test]
+fn a_policy_that_takes_over_is_told_of_open_units() {
+    let (mut e, _, mut out) = engine();
+    e.set_objective(HIGH, Some(SLO));
+    e.unit_began(50, HIGH, 40, &mut out);
+    let seen = Arc::default();
+    let script = Script { seen: Arc::clone(&seen), ..Default::default() };
+    e.set_policy(60, Box::new(script), &mut out);
+    let open = Event::UnitBegan { client: HIGH, since_ns: 40, deadline_ns: 1_040 };
+    let events = seen.lock().unwrap().events.clone();
+    assert_eq!(events.len(), 3, "{events:?}");
+    assert_eq!(events.last(), Some(&open));
+}

@@ -1,0 +1,288 @@
+//! Services keep their objectives, and best effort gets the time that they can spare: a reconstruction of Herald
+//! (Hafeez and Gandhi, "SLO-Aware Space-Time GPU Sharing for DL Workloads"), whose exact rule is not public.
+//!
+//! ```text
+//! unit of a service begins:
+//!     allowance := 0, if it is to be measured alone (1 unit in 64), or the service must be served strictly
+//!                  spare(service) * rate(service) else
+//!     spare(service) := 0.95 * objective - 95th percentile of what its units take when best effort is held back
+//!
+//! decide(launch):
+//!     if launch is high priority:                            run
+//!     if no high-priority client is connected:               run, with a long lease
+//!     cost := its predicted time; a tenth of it, if the launch is light
+//!     for each service with an open unit:
+//!         if cost is more than is left of the allowance:     hold until that changes
+//!     for each other service that must be served strictly:
+//!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
+//!     take cost from each open unit's allowance
+//!     run: whole if it is short; if it is long so that it can yield, else on some of the SMs
+//!
+//! after each 64 units of a service that were not measured alone:
+//!     if one was late:                                       rate := rate * 0.6
+//!     if all but one kept 0.85 of the objective:             rate := rate * 1.25
+//! ```
+//!
+//! The rate says how much best-effort time a service can bear for each nanosecond that it can spare. It is low where
+//! kernels wait for each other, and high where the GPU idles within a unit because the service's CPU part takes
+//! longer. It is learned, so that nobody has to tell the two apart.
+//!
+//! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or is busy
+//! more than four fifths of the time, or fewer of its latest 200 units kept the objective than it asked for; then
+//! until enough do again.
+//!
+//! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
+//! high-priority work is active, and best-effort clients take turns.
+#![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
+
+mod service;
+mod settings;
+
+use service::Service;
+use settings::Settings;
+use tally_sdk::host::{self, Gauge};
+use tally_sdk::{
+    Answer, Client, ClientId, Counters, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
+    Policy, PriorityClass, SharingMode, Turns, UNKNOWN, Units, WINDOW_OPEN,
+};
+
+tally_sdk::reasons! {
+    Strict = "a service that must be served strictly has a unit open",
+    Spent = "a service's open unit can spare no more time",
+    IdleGap = "the idle gap after a service's unit",
+    HighActive = "high-priority work is active",
+    NotItsTurn = "another best-effort client's turn",
+    Alone = "no high-priority client is connected",
+    Between = "no unit is open",
+    Spare = "the open units can spare the time",
+}
+
+const COUNTERS: [&str; 4] =
+    ["launches_within_units", "launches_between_units", "units_measured_alone", "units_late"];
+const WITHIN: usize = 0;
+const BETWEEN: usize = 1;
+const ALONE: usize = 2;
+const LATE: usize = 3;
+
+/// A service is asked for its percentile once in so many units.
+const ASK_UNITS: u64 = 256;
+
+/// The policy's memory: who is connected, and what each service can spare.
+pub struct Herald {
+    settings: Settings,
+    time_sliced: bool,
+    services: Vec<Service>,
+    best_effort: Vec<ClientId>,
+    turns: Turns,
+    window_ns: u64,
+    /// Best-effort clients have been asked to yield.
+    yielded: bool,
+    /// Until when a launch may be under way that can yield.
+    long_until_ns: u64,
+    counters: Counters<4>,
+    strict: Gauge,
+}
+
+impl Policy for Herald {
+    fn init(config: &str) -> Result<Self, String> {
+        let (settings, in_force) = Settings::read(config)?;
+        host::log(Level::Info, &in_force);
+        Reason::define_all();
+        Ok(Herald {
+            settings,
+            time_sliced: false,
+            services: Vec::new(),
+            best_effort: Vec::new(),
+            turns: Turns::new(settings.turn_ns),
+            window_ns: WINDOW_OPEN,
+            yielded: false,
+            long_until_ns: 0,
+            counters: Counters::new(COUNTERS),
+            strict: Gauge::new("services_served_strictly"),
+        })
+    }
+
+    fn decide(&mut self, launch: &Launch) -> Answer {
+        if launch.is_high() {
+            return Decision::Run(0).into();
+        }
+        self.counters.tick(launch.now_ns);
+        if self.time_sliced {
+            return self.in_turns(launch);
+        }
+        if launch.high_clients == 0 {
+            return Decision::Run(self.settings.lease_launches).because(Reason::Alone);
+        }
+        let cost_ns = self.cost_ns(launch);
+        let mut within = false;
+        for service in &self.services {
+            if let Some(left_ns) = service.left_ns() {
+                within = true;
+                // What was never measured may be of any length.
+                if cost_ns == UNKNOWN || cost_ns > left_ns {
+                    let reason = if service.is_strict() { Reason::Strict } else { Reason::Spent };
+                    return Decision::Hold(HOLD_UNTIL_CHANGE).because(reason);
+                }
+            } else if let rest_ns @ 1.. = service.gap_ns(launch.now_ns, self.settings.idle_gap_ns) {
+                return Decision::Hold(rest_ns).because(Reason::IdleGap);
+            }
+        }
+        if !within && launch.high_active() {
+            return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
+        }
+        self.services.iter_mut().for_each(|service| service.spend(cost_ns));
+        self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
+        let reason = if within { Reason::Spare } else { Reason::Between };
+        self.form(launch).because(reason)
+    }
+}
+
+impl Units for Herald {
+    fn began(&mut self, now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64) {
+        let Some(service) = self.services.iter_mut().find(|service| service.client == client)
+        else {
+            return;
+        };
+        let left_ns = service.began(since_ns, deadline_ns);
+        if self.long_until_ns > now_ns && self.long_until_ns - now_ns > left_ns {
+            self.set_yield(true);
+        }
+    }
+
+    fn ended(&mut self, now_ns: u64, client: ClientId, units: u32, took_ns: u64) {
+        let Some(service) = self.services.iter_mut().find(|service| service.client == client)
+        else {
+            return;
+        };
+        let ended = service.ended(now_ns, units, took_ns);
+        self.counters.add(ALONE, ended.alone.into());
+        self.counters.add(LATE, ended.late.into());
+        if service.units().is_multiple_of(ASK_UNITS) {
+            service.ask();
+        }
+        if ended.changed {
+            self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
+            self.set_window();
+        }
+        if self.services.iter().all(|service| service.left_ns().is_none()) {
+            self.set_yield(false);
+        }
+    }
+}
+
+impl Membership for Herald {
+    fn joined(&mut self, _now_ns: u64, client: &Client) {
+        if self.services.is_empty() && self.best_effort.is_empty() {
+            // The core knows it once it has clients.
+            self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
+        }
+        match client.class {
+            PriorityClass::High => {
+                let mut service = Service::new(client.id);
+                service.ask();
+                self.services.push(service);
+                self.best_effort.iter().for_each(|&id| host::revoke_lease(id));
+            }
+            PriorityClass::BestEffort => {
+                self.best_effort.push(client.id);
+                host::set_window(client.id, self.window_ns);
+            }
+        }
+        self.set_window();
+    }
+
+    fn left(&mut self, _now_ns: u64, client: ClientId) {
+        self.services.retain(|service| service.client != client);
+        self.best_effort.retain(|&id| id != client);
+        self.turns.left(client);
+        self.set_window();
+        if self.services.is_empty() {
+            self.set_yield(false);
+        }
+        self.counters.hand_over();
+    }
+}
+
+impl Herald {
+    /// Where contexts take turns.
+    fn in_turns(&mut self, launch: &Launch) -> Answer {
+        if launch.high_clients > 0 && launch.high_active() {
+            return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
+        }
+        if self.best_effort.len() > 1
+            && let wait_ns @ 1.. = self.turns.wait_ns(launch)
+        {
+            return Decision::Hold(wait_ns).because(Reason::NotItsTurn);
+        }
+        let is_alone = launch.high_clients == 0 && self.best_effort.len() == 1;
+        let lease = if is_alone { self.settings.lease_launches } else { 0 };
+        Decision::Run(lease).because(if is_alone { Reason::Alone } else { Reason::Between })
+    }
+
+    /// What a launch costs the open units, [`UNKNOWN`] if it was never measured.
+    fn cost_ns(&self, launch: &Launch) -> u64 {
+        let few = u64::from(launch.sm_count) * u64::from(self.settings.light_sms_percent) / 100;
+        let is_light = launch.predicted_ns <= self.settings.light_ns
+            || (!launch.is_graph() && launch.grid_blocks <= few);
+        if is_light { launch.predicted_ns.div_ceil(10) } else { launch.predicted_ns }
+    }
+
+    /// Whole if it is short. A long launch that can yield does not have to be waited for.
+    fn form(&mut self, launch: &Launch) -> Decision {
+        // A unit may begin at any time, and has to bear what is under way then.
+        let spare = self.services.iter().map(|service| service.allowance_ns().unwrap_or(0)).min();
+        let long_ns = self.settings.long_ns.max(spare.unwrap_or(0));
+        if launch.predicted_ns <= long_ns {
+            return Decision::Run(0);
+        }
+        let decision = if launch.is_graph() {
+            let nodes = launch.grid_blocks.saturating_mul(long_ns) / launch.predicted_ns;
+            Decision::Sliced(u32::try_from(nodes).unwrap_or(u32::MAX).max(1))
+        } else {
+            Decision::Preemptible
+        };
+        if launch.offers(decision.form().0) {
+            let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns);
+            let until_ns = until_ns.saturating_add(launch.predicted_ns);
+            self.long_until_ns = self.long_until_ns.max(until_ns);
+            return decision;
+        }
+        if launch.can_prepare() {
+            return decision;
+        }
+        // The last resort: it is in the way on some of the SMs only.
+        let sms = launch.sm_count.saturating_sub(self.settings.reserve_sms);
+        if launch.can_limit() && sms > 0 { Decision::SmLimited(sms) } else { Decision::Run(0) }
+    }
+
+    fn set_yield(&mut self, yielded: bool) {
+        if self.yielded != yielded {
+            self.yielded = yielded;
+            self.best_effort.iter().for_each(|&id| host::set_yield(id, yielded));
+        }
+    }
+
+    /// What best effort has under way when a unit begins delays it: no more than the least that a service can spare.
+    fn set_window(&mut self) {
+        let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
+        let spare_ns = self.services.iter().filter_map(Service::allowance_ns).min();
+        let shared_ns =
+            spare_ns.map_or(most_ns, |ns| (ns / 2).clamp(least_ns.min(most_ns), most_ns));
+        let window_ns = match (self.time_sliced, self.services.is_empty()) {
+            (true, _) if self.best_effort.len() > 1 => self.turns.window_ns(),
+            (true, _) => self.settings.turn_ns,
+            (false, true) => WINDOW_OPEN,
+            (false, false) => shared_ns,
+        };
+        // Small changes are not worth a call each.
+        if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
+            self.window_ns = window_ns;
+            self.best_effort.iter().for_each(|&id| host::set_window(id, window_ns));
+        }
+    }
+}
+
+tally_sdk::export!(Herald: units, membership);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! One service: what its units take when best effort is held back, and how much best-effort time it can bear.
+
+use std::collections::VecDeque;
+use tally_sdk::{ClientId, NEVER, host};
+
+/// Units measured alone that are remembered.
+const ALONE_UNITS: usize = 64;
+/// As many are needed before anything is spared; until then each unit is measured alone.
+const ALONE_UNITS_MIN: usize = 8;
+/// Of later units one in so many.
+const ALONE_EVERY: u32 = 64;
+/// Units after which the rate is looked at again.
+const REVIEW_UNITS: u32 = 64;
+/// Units by which attainment is judged. Before there are so many the others count as kept.
+const JUDGED_UNITS: usize = 200;
+/// Of the rate: best-effort time, in thousandths of the time that can be spared.
+const RATE_START: u64 = 1_000;
+const RATE_MIN: u64 = 50;
+const RATE_MAX: u64 = 64_000;
+/// A service that is busy more than this, in thousandths, has nothing to spare: longer units would queue.
+const BUSY_PERMILLE_MAX: u64 = 800;
+/// Stretch over which that is measured, ns.
+const BUSY_STRETCH_NS: u64 = 1_000_000_000;
+const PERCENTILE_DEFAULT: f64 = 99.0;
+
+/// What came of units that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// How many were measured alone.
+    pub alone: u32,
+    /// How many missed the objective.
+    pub late: u32,
+    /// What the service can spare may be another amount now.
+    pub changed: bool,
+}
+
+/// An open unit.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    /// Best-effort time that it can still bear.
+    left_ns: u64,
+    alone: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Service {
+    pub client: ClientId,
+    /// Longest time of a unit, or [`NEVER`].
+    slo_ns: u64,
+    percentile: f64,
+    open: Option<Open>,
+    ended_ns: Option<u64>,
+    units: u64,
+    since_alone: u32,
+    /// What units took alone, the latest last.
+    alone_ns: VecDeque<u64>,
+    alone_p95_ns: u64,
+    rate: u64,
+    reviewed: u32,
+    late_in_review: u32,
+    /// The two longest units of this review, the longest first.
+    longest_ns: [u64; 2],
+    /// Whether each of the latest units kept the objective.
+    kept: VecDeque<bool>,
+    late_of_kept: usize,
+    misses: bool,
+    busy_from_ns: Option<u64>,
+    busy_ns: u64,
+    too_busy: bool,
+}
+
+impl Service {
+    /// A service of which nothing is known.
+    pub fn new(client: ClientId) -> Self {
+        Service {
+            client,
+            slo_ns: NEVER,
+            percentile: PERCENTILE_DEFAULT,
+            open: None,
+            ended_ns: None,
+            units: 0,
+            since_alone: 0,
+            alone_ns: VecDeque::with_capacity(ALONE_UNITS),
+            alone_p95_ns: 0,
+            rate: RATE_START,
+            reviewed: 0,
+            late_in_review: 0,
+            longest_ns: [0; 2],
+            kept: VecDeque::with_capacity(JUDGED_UNITS),
+            late_of_kept: 0,
+            misses: false,
+            busy_from_ns: None,
+            busy_ns: 0,
+            too_busy: false,
+        }
+    }
+
+    /// Ask the core for its objective. The time is told with each unit, the percentile is not.
+    pub fn ask(&mut self) {
+        let objective = host::service(self.client).and_then(|service| service.objective);
+        self.percentile = objective.map_or(PERCENTILE_DEFAULT, |objective| objective.percentile);
+        self.set_slo(objective.map_or(NEVER, |objective| objective.slo_ns));
+    }
+
+    /// Units that ended.
+    pub fn units(&self) -> u64 {
+        self.units
+    }
+
+    fn set_slo(&mut self, slo_ns: u64) {
+        if self.slo_ns != slo_ns {
+            self.slo_ns = slo_ns;
+            self.rate = RATE_START;
+            self.kept.clear();
+            (self.late_of_kept, self.misses) = (0, false);
+            self.new_review();
+        }
+    }
+
+    /// Best effort is held while it has a unit open.
+    pub fn is_strict(&self) -> bool {
+        self.slo_ns == NEVER || self.misses || self.too_busy
+    }
+
+    /// Best-effort time that a unit can bear; `None` if the service is served strictly or not known yet.
+    pub fn allowance_ns(&self) -> Option<u64> {
+        if self.is_strict() || self.alone_ns.len() < ALONE_UNITS_MIN {
+            return None;
+        }
+        let spare_ns = (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns);
+        Some(spare_ns.saturating_mul(self.rate) / 1_000)
+    }
+
+    /// What is left of the open unit's allowance; `None` without one.
+    pub fn left_ns(&self) -> Option<u64> {
+        self.open.map(|open| open.left_ns)
+    }
+
+    /// For how long best effort still has to wait after its last unit.
+    pub fn gap_ns(&self, now_ns: u64, idle_gap_ns: u64) -> u64 {
+        let ended_ns = self.ended_ns.filter(|_| self.is_strict());
+        ended_ns.map_or(0, |ns| idle_gap_ns.saturating_sub(now_ns.saturating_sub(ns)))
+    }
+
+    /// Best-effort work of so much GPU time is let in.
+    pub fn spend(&mut self, cost_ns: u64) {
+        if let Some(open) = &mut self.open {
+            open.left_ns = open.left_ns.saturating_sub(cost_ns);
+        }
+    }
+
+    /// A unit began; what it can bear.
+    pub fn began(&mut self, since_ns: u64, deadline_ns: u64) -> u64 {
+        let is_timed = deadline_ns != NEVER;
+        self.set_slo(if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER });
+        self.busy_from_ns.get_or_insert(since_ns);
+        let is_due = self.since_alone >= ALONE_EVERY;
+        let left_ns = self.allowance_ns().filter(|_| !is_due);
+        self.open = Some(Open { left_ns: left_ns.unwrap_or(0), alone: left_ns.is_none() });
+        left_ns.unwrap_or(0)
+    }
+
+    /// The open unit is over, and so many took so long.
+    pub fn ended(&mut self, now_ns: u64, units: u32, took_ns: u64) -> Ended {
+        let open = self.open.take();
+        self.ended_ns = Some(now_ns);
+        self.units = self.units.saturating_add(units.into());
+        self.busy_ns = self.busy_ns.saturating_add(took_ns.saturating_mul(units.into()));
+        let mut changed = self.judge_load(now_ns);
+        // Of several it is not known which were alone.
+        let Some(Open { alone, .. }) = open.filter(|_| units == 1) else {
+            return Ended { changed, ..Ended::default() };
+        };
+        let is_late = took_ns > self.slo_ns;
+        changed |= self.judge(is_late);
+        if alone {
+            self.since_alone = 0;
+            self.measured_alone(took_ns);
+            changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
+        } else {
+            self.since_alone += 1;
+            changed |= self.review(took_ns, is_late);
+        }
+        Ended { alone: alone.into(), late: is_late.into(), changed }
+    }
+
+    fn measured_alone(&mut self, took_ns: u64) {
+        if self.alone_ns.len() == ALONE_UNITS {
+            self.alone_ns.pop_front();
+        }
+        self.alone_ns.push_back(took_ns);
+        let mut sorted: Vec<u64> = self.alone_ns.iter().copied().collect();
+        sorted.sort_unstable();
+        self.alone_p95_ns = sorted[(sorted.len() * 95).div_ceil(100) - 1];
+    }
+
+    fn new_review(&mut self) {
+        (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, [0; 2]);
+    }
+
+    /// Adapt the rate, so that the objective is nearly used up. True if it changed.
+    fn review(&mut self, took_ns: u64, is_late: bool) -> bool {
+        self.reviewed += 1;
+        self.late_in_review += u32::from(is_late);
+        let [first, second] = self.longest_ns;
+        self.longest_ns =
+            if took_ns > first { [took_ns, first] } else { [first, second.max(took_ns)] };
+        if self.reviewed < REVIEW_UNITS {
+            return false;
+        }
+        let before = self.rate;
+        if self.late_in_review > 0 {
+            self.rate = (self.rate * 6 / 10).max(RATE_MIN);
+        } else if self.longest_ns[1] < self.slo_ns / 100 * 85 {
+            self.rate = (self.rate * 125 / 100).min(RATE_MAX);
+        }
+        self.new_review();
+        self.rate != before
+    }
+
+    /// Serve strictly while too few of the latest units kept the objective. True if that changed.
+    fn judge(&mut self, is_late: bool) -> bool {
+        if self.kept.len() == JUDGED_UNITS {
+            self.late_of_kept -= usize::from(self.kept.pop_front() == Some(false));
+        }
+        self.kept.push_back(!is_late);
+        self.late_of_kept += usize::from(is_late);
+        let late_max = JUDGED_UNITS as f64 * (100.0 - self.percentile) / 100.0;
+        let misses = self.late_of_kept as f64 > late_max.max(1.0);
+        if misses && !self.misses {
+            self.rate = (self.rate / 2).max(RATE_MIN);
+        }
+        std::mem::replace(&mut self.misses, misses) != misses
+    }
+
+    /// How busy it is. True if it became too busy, or no longer is.
+    fn judge_load(&mut self, now_ns: u64) -> bool {
+        let Some(from_ns) = self.busy_from_ns else { return false };
+        let stretch_ns = now_ns.saturating_sub(from_ns);
+        if stretch_ns < BUSY_STRETCH_NS {
+            return false;
+        }
+        let too_busy = self.busy_ns.saturating_mul(1_000) / stretch_ns > BUSY_PERMILLE_MAX;
+        (self.busy_from_ns, self.busy_ns) = (Some(now_ns), 0);
+        std::mem::replace(&mut self.too_busy, too_busy) != too_busy
+    }
+}

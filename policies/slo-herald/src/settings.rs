@@ -1,0 +1,50 @@
+//! The constants, all of them configuration.
+
+use tally_sdk::config::Config;
+
+/// What is in force. In the configuration times are in the unit that the key ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `idle_gap_us`: how long a service that is served strictly must have been idle before best effort goes on.
+    pub idle_gap_ns: u64,
+    /// `window_us`: GPU time of a best-effort client that may be under way at once, at most.
+    pub window_ns: u64,
+    /// `window_us_min`: the same, at least, however little a service can spare.
+    pub window_ns_min: u64,
+    /// `light_us`: a launch predicted to be over so soon is light.
+    pub light_ns: u64,
+    /// `light_sms_percent`: a launch whose blocks are no more than this share of the SMs is light.
+    pub light_sms_percent: u32,
+    /// `long_us`: a launch that takes longer runs so that it can yield, if it can.
+    pub long_ns: u64,
+    /// `reserve_sms`: SMs that a long launch leaves to others if it cannot yield.
+    pub reserve_sms: u32,
+    /// `turn_us`: GPU time of a best-effort client's turn where contexts take turns.
+    pub turn_ns: u64,
+    /// `lease_launches`: launches that start unasked while no high-priority client is connected.
+    pub lease_launches: u32,
+}
+
+impl Settings {
+    /// Read them, and say what is in force.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration.
+    pub fn read(text: &str) -> Result<(Self, String), String> {
+        let mut config = Config::parse(text)?;
+        let settings = Settings {
+            idle_gap_ns: config.microseconds("idle_gap_us", 100, 0..=1_000_000)?,
+            window_ns: config.microseconds("window_us", 1_000, 1..=10_000_000)?,
+            window_ns_min: config.microseconds("window_us_min", 100, 1..=10_000_000)?,
+            light_ns: config.microseconds("light_us", 5, 0..=1_000_000)?,
+            light_sms_percent: config.small("light_sms_percent", 12, 0..=100)?,
+            long_ns: config.microseconds("long_us", 100, 1..=10_000_000)?,
+            reserve_sms: config.small("reserve_sms", 64, 0..=1_024)?,
+            turn_ns: config.microseconds("turn_us", 20_000, 1..=10_000_000)?,
+            lease_launches: config.small("lease_launches", 1_000_000, 0..=u32::MAX)?,
+        };
+        let in_force = config.in_force();
+        config.finish()?;
+        Ok((settings, in_force))
+    }
+}

@@ -1,0 +1,225 @@
+use super::*;
+use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
+use tally_sdk::{Form, FormsOffered, LaunchState, NEVER};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+const WEB: ClientId = 1;
+const BATCH: ClientId = 2;
+
+/// A policy with a service that needs so much, a training, and a clock.
+struct Bench {
+    policy: Herald,
+    slo_ns: u64,
+    now_ns: u64,
+}
+
+impl Bench {
+    fn new(slo_ns: u64) -> Self {
+        set_services(vec![(WEB, testing::service(Some(slo_ns).filter(|ns| *ns != NEVER)))]);
+        let mut policy = Herald::init("").unwrap();
+        policy.joined(1, &client(WEB, PriorityClass::High));
+        policy.joined(1, &client(BATCH, PriorityClass::BestEffort));
+        calls();
+        Bench { policy, slo_ns, now_ns: MS }
+    }
+
+    fn asked(&self, predicted_ns: u64) -> Launch {
+        let high = match self.policy.services[0].left_ns() {
+            Some(_) => LaunchState::HIGH_ACTIVE,
+            None => LaunchState::empty(),
+        };
+        let (now_ns, client) = (self.now_ns, BATCH);
+        Launch { now_ns, client, predicted_ns, state: high, high_clients: 1, ..launch() }
+    }
+
+    fn decide(&mut self, predicted_ns: u64) -> Decision {
+        let asked = self.asked(predicted_ns);
+        self.policy.decide(&asked).decision
+    }
+
+    fn begin(&mut self) {
+        let deadline_ns = self.now_ns.saturating_add(self.slo_ns);
+        self.policy.began(self.now_ns, WEB, self.now_ns, deadline_ns);
+    }
+
+    fn end(&mut self, took_ns: u64) {
+        self.now_ns += took_ns;
+        self.policy.ended(self.now_ns, WEB, 1, took_ns);
+        // It is busy a fifth of the time.
+        self.now_ns += 4 * took_ns;
+    }
+
+    /// So many units that take so long and during which best effort launches nothing.
+    fn units(&mut self, count: u32, took_ns: u64) {
+        for _ in 0..count {
+            self.begin();
+            self.end(took_ns);
+        }
+    }
+
+    fn allowance_ns(&self) -> Option<u64> {
+        self.policy.services[0].allowance_ns()
+    }
+}
+
+const HELD: Decision = Decision::Hold(HOLD_UNTIL_CHANGE);
+const RUNS: Decision = Decision::Run(0);
+
+#[test]
+fn a_unit_bears_what_its_objective_leaves() {
+    let mut b = Bench::new(3 * MS);
+    // Until it is known what a unit takes, nothing is spared.
+    b.begin();
+    assert_eq!(b.decide(10 * US), HELD);
+    b.end(MS);
+    b.units(7, MS);
+    // 0.95 of 3 ms, less 1 ms.
+    assert_eq!(b.allowance_ns(), Some(1_850 * US));
+    b.begin();
+    assert_eq!(b.decide(1_000 * US), RUNS);
+    assert_eq!(b.decide(0), HELD, "never measured");
+    assert_eq!(b.decide(900 * US), HELD, "850 us are left");
+    assert_eq!(b.decide(840 * US), RUNS);
+    assert_eq!(b.decide(10 * US + US), HELD);
+    // A light one counts a tenth.
+    assert_eq!(b.decide(5 * US), RUNS);
+    let few = Launch { grid_blocks: 15, ..b.asked(90 * US) };
+    assert_eq!(b.policy.decide(&few).decision, RUNS);
+    b.end(2_000 * US);
+    assert_eq!(b.decide(900 * US), RUNS, "between units, without a gap");
+}
+
+#[test]
+fn without_an_objective_a_service_is_served_strictly() {
+    let mut b = Bench::new(NEVER);
+    b.units(20, MS);
+    b.begin();
+    assert_eq!(b.decide(10 * US), HELD);
+    b.end(MS);
+    // Of the gap of 100 us 4 ms are over; then none is.
+    assert_eq!(b.decide(10 * US), RUNS);
+    b.policy.ended(b.now_ns, WEB, 0, 0);
+    b.now_ns += 30 * US;
+    assert_eq!(b.decide(10 * US), Decision::Hold(70 * US));
+}
+
+#[test]
+fn the_rate_follows_what_units_take() {
+    let mut b = Bench::new(3 * MS);
+    b.units(8, MS);
+    let before = b.allowance_ns().unwrap();
+    // They bear it easily: the GPU idles within them.
+    b.units(64, 2 * MS);
+    assert_eq!(b.allowance_ns(), Some(before * 125 / 100));
+    // The next is measured alone, the others use the objective up.
+    b.units(1, MS);
+    b.units(63, 2_900 * US);
+    b.units(1, 2_900 * US);
+    assert_eq!(b.allowance_ns(), Some(before * 125 / 100), "nearly used up, none late");
+    b.units(1, MS);
+    b.units(63, 2 * MS);
+    b.units(1, 3_100 * US);
+    assert_eq!(b.allowance_ns(), Some(before * 75 / 100), "one late in 64");
+}
+
+#[test]
+fn missed_objectives_end_sharing_until_enough_units_keep_it() {
+    let mut b = Bench::new(3 * MS);
+    b.units(60, MS);
+    b.units(2, 4 * MS);
+    assert!(b.allowance_ns().is_some(), "2 of 62");
+    b.units(1, 4 * MS);
+    assert_eq!(b.allowance_ns(), None, "of 200 at most two may be late for 99 %");
+    b.begin();
+    assert_eq!(b.decide(10 * US), HELD);
+    b.end(MS);
+    b.units(250, MS);
+    assert!(b.allowance_ns().is_some(), "the latest 200 kept it");
+}
+
+#[test]
+fn a_service_that_is_nearly_always_busy_spares_nothing() {
+    let mut b = Bench::new(30 * MS);
+    b.units(200, MS);
+    assert!(b.allowance_ns().is_some());
+    for _ in 0..2_000 {
+        b.begin();
+        b.end(MS);
+        // Back again after a tenth of a unit.
+        b.now_ns -= 4 * MS - 100 * US;
+    }
+    assert_eq!(b.allowance_ns(), None);
+    b.units(400, MS);
+    assert!(b.allowance_ns().is_some());
+}
+
+#[test]
+fn another_objective_starts_anew() {
+    let mut b = Bench::new(3 * MS);
+    b.units(100, 4 * MS);
+    assert_eq!(b.allowance_ns(), None);
+    b.slo_ns = 30 * MS;
+    b.begin();
+    assert_eq!(b.allowance_ns(), Some(28_500 * US - 4 * MS));
+}
+
+#[test]
+fn long_launches_yield_or_leave_sms() {
+    let mut b = Bench::new(NEVER);
+    let plain = b.asked(300 * US);
+    let of = |offered| Launch { offered, ..plain };
+    for (offered, form) in [
+        (FormsOffered::empty(), Form::Whole),
+        (FormsOffered::all(), Form::Preemptible),
+        (FormsOffered::SM_LIMITED, Form::SmLimited),
+    ] {
+        let asked = of(offered);
+        assert_eq!(b.policy.decide(&asked).decision.form().0, form, "{offered:?}");
+    }
+    let prepares = of(FormsOffered::PREPARABLE | FormsOffered::SM_LIMITED);
+    assert_eq!(b.policy.decide(&prepares).decision, Decision::Preemptible);
+    let graph = Launch { state: LaunchState::GRAPH, grid_blocks: 30, ..of(FormsOffered::SLICED) };
+    assert_eq!(b.policy.decide(&graph).decision, Decision::Sliced(10));
+    // One that is under way yields to a unit that cannot bear it, until the unit is over.
+    calls();
+    b.begin();
+    assert_eq!(calls(), [Call::SetYield { client: BATCH, yielded: true }]);
+    b.end(MS);
+    assert!(calls().contains(&Call::SetYield { client: BATCH, yielded: false }));
+}
+
+#[test]
+fn best_effort_is_free_while_it_is_alone() {
+    let mut policy = Herald::init("").unwrap();
+    policy.joined(1, &client(BATCH, PriorityClass::BestEffort));
+    let alone = Launch { client: BATCH, ..launch() };
+    assert_eq!(policy.decide(&alone).decision, Decision::Run(1_000_000));
+    calls();
+    policy.joined(2, &client(WEB, PriorityClass::High));
+    let told = calls();
+    assert!(told.contains(&Call::RevokeLease(BATCH)), "{told:?}");
+    assert!(told.contains(&Call::SetWindow { client: BATCH, window_ns: MS }), "{told:?}");
+    policy.left(3, WEB);
+    assert!(calls().contains(&Call::SetWindow { client: BATCH, window_ns: WINDOW_OPEN }));
+    assert_eq!(policy.decide(&alone).decision, Decision::Run(1_000_000));
+}
+
+#[test]
+fn where_contexts_take_turns_no_time_is_shared_within_a_unit() {
+    testing::set_sharing_mode(SharingMode::TimeSliced);
+    let mut b = Bench::new(30 * MS);
+    b.units(20, MS);
+    b.begin();
+    assert_eq!(b.decide(10 * US), HELD);
+    b.end(MS);
+    assert_eq!(b.decide(10 * US), RUNS);
+}
+
+#[test]
+fn a_wrong_configuration_is_refused() {
+    for (text, why) in [("idle_gap_us = -1", "idle_gap_us"), ("slo_ms = 3", "slo_ms")] {
+        let error = Herald::init(text).err().unwrap();
+        assert!(error.contains(why), "{error}");
+    }
+}

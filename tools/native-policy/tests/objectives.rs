@@ -1,0 +1,46 @@
+//! `slo-herald` in the simulator.
+
+use tally_engine::policy::Objective;
+use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
+
+fn setup(seconds: f64) -> Setup {
+    Setup { sharing: SharingMode::Mps, seconds, overrun_seconds: 60.0, ..Setup::default() }
+}
+
+fn pair() -> (Trace, Trace) {
+    (
+        Trace::open("bert_base_infer_b1_s128").unwrap(),
+        Trace::open("gpt2_12l_train_b8_s1024").unwrap(),
+    )
+}
+
+/// It spends what an objective leaves, and keeps the objective.
+#[test]
+fn slo_herald_gives_more_to_best_effort_the_more_an_objective_leaves() {
+    let (high, low) = pair();
+    let share_of = |policy: &str, slo_ns: u64| {
+        let slo = Some(Objective { slo_ns, percentile: 99.0 });
+        let setup = Setup { slo, ..setup(8.0) };
+        let policy = tally_native_policy::by_name(policy, "").unwrap();
+        let arrivals = Arrivals::Poisson { load: 0.4 };
+        let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
+        (report.high_priority, report.best_effort.unwrap().share)
+    };
+    let (strict, priority_share) = share_of("tally-priority", 1_000_000);
+    let p99_ns = strict.service_p99_ms * 1e6;
+    let mut before = 0.0;
+    for factor in [1.5, 3.0] {
+        let (high, share) = share_of("slo-herald", (factor * p99_ns) as u64);
+        let within = high.within.unwrap();
+        assert!(within >= 0.99, "{factor}: {within} {high:?}");
+        assert!(share > before * 1.1, "{factor}: {share}, {before} at less");
+        before = share;
+    }
+    assert!(before > priority_share * 1.2, "{before}, {priority_share} with strict priority");
+    // Without an objective it has nothing to give.
+    let setup = setup(2.0);
+    let policy = tally_native_policy::by_name("slo-herald", "").unwrap();
+    let arrivals = Arrivals::Poisson { load: 0.4 };
+    let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
+    assert!(report.high_priority.service_p99_ms < 1.2 * strict.service_p99_ms);
+}
