@@ -144,7 +144,8 @@ struct Terms {
 }
 
 impl Terms {
-    /// Tell the core of what is new to a client; a new one has an open window and no lease.
+    /// Tell the core of what is new to a client. `before` is none for a new one: it has the engine's default window
+    /// (`[engine] window_us`), no lease and no auto-yield.
     fn put_in_force(&self, client: ClientId, before: Option<&Terms>) {
         if before.is_none_or(|before| before.window_ns != self.window_ns) {
             host::set_window(client, self.window_ns);
