@@ -6,12 +6,14 @@ mod ab;
 mod admission;
 mod log;
 mod mps;
+mod source;
 mod strikes;
 
 pub use ab::Ab;
 pub use admission::{Admin, Admission, HighPriority, Socket, see_that_apart};
 pub use log::Log;
 pub use mps::Mps;
+pub use source::DEFAULT_POLICY;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
@@ -423,8 +425,7 @@ impl Config {
         all.dispatch.spin_us = Some(self.dispatch.spin_us());
         all.client.spin_us = Some(self.client.spin_us());
         all.profiles.directory = self.profiles.directory();
-        let source = crate::policy_slot::configured_source(&self.policy);
-        all.policy.file = source.ok().map(|source| source.file);
+        all.policy.file = self.policy.source().ok().map(|source| source.file);
         toml::to_string(&all).map_err(|error| CoreError::ConfigValue(error.to_string()))
     }
 
