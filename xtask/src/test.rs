@@ -86,7 +86,8 @@ pub struct Args {
     /// Only this group (all of them by default) ...
     #[arg(value_enum)]
     group: Option<Group>,
-    /// ... and of it only the tests whose name contains this.
+    /// ... and of it only the tests whose name contains this (`litmus`: setups, `fuzz`: targets). None is an error.
+    #[arg(value_name = "NAME")]
     filter: Option<String>,
     /// Use what is built already.
     #[arg(long)]
@@ -108,6 +109,12 @@ pub struct Args {
 impl Args {
     /// An option of one group means nothing to the others.
     fn check(&self) -> Result<()> {
+        use Group::{Ab, Clippy, Fmt, Languages, Reload};
+        if let (Some(group @ (Fmt | Clippy | Languages | Ab | Reload)), Some(name)) =
+            (self.group, &self.filter)
+        {
+            anyhow::bail!("`test {}` runs as a whole and takes no NAME ({name:?})", group.name());
+        }
         let only = |given: bool, option: &str, group: Group, name: &str| {
             ensure!(!given || self.group == Some(group), "{option} goes with `test {name}` only");
             Ok(())
@@ -116,6 +123,23 @@ impl Args {
         only(self.schedules.is_some(), "--schedules", Group::Differential, "differential")?;
         only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")?;
         only(self.count.is_some(), "--count", Group::Reload, "reload")
+    }
+
+    /// Runners succeed if a filter matches nothing: that is an error here.
+    fn ensure_any(&self, ran: Count) -> Result<()> {
+        let group = self.group.map_or_else(String::new, |group| format!(" of `{}`", group.name()));
+        let why = self.filter.as_ref().map_or_else(String::new, |name| {
+            format!(": none has {name:?} in its name (NAME is part of a test's name, not a file's)")
+        });
+        ensure!(ran.passed + ran.failed > 0, "no test{group} ran{why}");
+        Ok(())
+    }
+}
+
+impl Group {
+    /// As it is written on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
@@ -174,8 +198,7 @@ pub fn run(args: &Args) -> Result<()> {
     if sum.failed > 0 {
         std::process::exit(1);
     }
-    ensure!(sum.passed > 0, "no test matches");
-    Ok(())
+    args.ensure_any(sum)
 }
 
 /// What of a group does not run on this machine, and what it would need.
@@ -496,6 +519,30 @@ mod tests {
             name == "TALLY_DIFFERENTIAL_SCHEDULES" && value.is_some_and(|v| v == "96")
         });
         assert!(set && commands.len() == 1);
+    }
+
+    #[test]
+    fn a_name_that_matches_no_test_is_an_error() {
+        let named = |group| Args { filter: Some("nosuch".into()), ..args(group, None, None) };
+        let mut none = Count::default();
+        // As cargo-nextest, Cargo and Python's unittest end when nothing matches.
+        none.take("     Summary [   0.005s] 0 tests run: 0 passed, 1243 skipped");
+        let error = named(Group::Unit).ensure_any(none).unwrap_err().to_string();
+        assert!(error.contains("`unit`") && error.contains("\"nosuch\""), "{error}");
+        for lines in ["test result: ok. 0 passed; 0 failed; 0 ignored", "Ran 0 tests in 0.1s\n\nOK"]
+        {
+            let mut none = Count::default();
+            lines.lines().for_each(|line| none.take(line));
+            named(Group::Python).ensure_any(none).unwrap_err();
+        }
+        let mut one = Count::default();
+        one.take("test result: ok. 1 passed; 0 failed; 0 ignored");
+        named(Group::E2e).ensure_any(one).unwrap();
+        for group in [Group::Fmt, Group::Clippy, Group::Languages, Group::Ab, Group::Reload] {
+            let error = named(group).check().unwrap_err().to_string();
+            assert!(error.contains(&group.name()) && error.contains("NAME"), "{error}");
+        }
+        named(Group::Words).check().unwrap();
     }
 
     #[test]

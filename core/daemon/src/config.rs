@@ -6,12 +6,14 @@ mod ab;
 mod admission;
 mod log;
 mod mps;
+mod source;
 mod strikes;
 
 pub use ab::Ab;
 pub use admission::{Admin, Admission, HighPriority, Socket, see_that_apart};
 pub use log::Log;
 pub use mps::Mps;
+pub use source::DEFAULT_POLICY;
 pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
@@ -248,8 +250,8 @@ impl Default for Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SmLimits {
-    /// In the sharing mode `mps`, each best-effort client gets one green context for each number. It keeps that many
-    /// SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
+    /// In the sharing modes `mps` and `none`, each best-effort client gets one green context for each number. It keeps
+    /// that many SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
 }
@@ -423,8 +425,7 @@ impl Config {
         all.dispatch.spin_us = Some(self.dispatch.spin_us());
         all.client.spin_us = Some(self.client.spin_us());
         all.profiles.directory = self.profiles.directory();
-        let source = crate::policy_slot::configured_source(&self.policy);
-        all.policy.file = source.ok().map(|source| source.file);
+        all.policy.file = self.policy.source().ok().map(|source| source.file);
         toml::to_string(&all).map_err(|error| CoreError::ConfigValue(error.to_string()))
     }
 

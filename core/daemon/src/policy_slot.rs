@@ -22,7 +22,7 @@ mod loads;
 
 pub use experiment::Candidate;
 
-use crate::config::{Restore, Strikes};
+use crate::config::{DEFAULT_POLICY, Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::files::PolicyFiles;
@@ -37,9 +37,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use tally_admin::Source;
 use tally_admin::{Active, Disabled, LastDisabled, LoadFailure, LoadedBecause, PolicyRecord};
 use tally_wasm_host::{Cancel, Compiled, ComponentFile, LastFault, Restored, Saved, WasmPolicy};
-
-/// The policy that is used when none is named.
-pub const DEFAULT_POLICY: &str = "tally-priority.wasm";
 
 /// Why a policy was not put active.
 #[derive(Debug, thiserror::Error)]
@@ -97,36 +94,6 @@ pub struct PolicySlot {
     failures: Cell<u64>,
     /// An A/B test is running.
     experiment: Cell<bool>,
-}
-
-/// Where the default policy may be: next to the program, or installed.
-fn default_places() -> Vec<PathBuf> {
-    let Ok(program) = std::env::current_exe() else { return Vec::new() };
-    let Some(folder) = program.parent() else { return Vec::new() };
-    vec![
-        folder.join("policies").join(DEFAULT_POLICY),
-        folder.join("../lib/tally/policies").join(DEFAULT_POLICY),
-    ]
-}
-
-/// The source that the configuration names, or the default one.
-///
-/// # Errors
-/// If none is named and the default is not there; says how to get it.
-pub fn configured_source(config: &crate::config::Policy) -> Result<Source, String> {
-    let config_file = config.config_file.clone();
-    if let Some(file) = &config.file {
-        return Ok(Source { file: file.clone(), config_file });
-    }
-    let places = default_places();
-    match places.iter().find(|p| p.exists()) {
-        Some(file) => Ok(Source { file: file.clone(), config_file }),
-        None => Err(format!(
-            "no policy is named and none is at {}: build it with `cargo xtask policies`, or name \
-             one with --policy FILE",
-            places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" or ")
-        )),
-    }
 }
 
 fn now_unix_s() -> u64 {
@@ -195,7 +162,7 @@ impl PolicySlot {
         idle_ns: u64,
     ) -> Result<(Self, Loaded), CoreError> {
         let begun = Instant::now();
-        let outcome = configured_source(config).map_err(|why| (None, why)).and_then(|source| {
+        let outcome = config.source().map_err(|why| (None, why)).and_then(|source| {
             let files = PolicyFiles::read_own(&source, config.limits.component_bytes_max);
             let ready = files.and_then(|files| compile(&loader, files, &Cancel::never()));
             let started = ready.and_then(|ready| {
@@ -278,7 +245,7 @@ impl PolicySlot {
 
     /// The files that the core opens itself.
     pub fn own_source(&self) -> Option<Source> {
-        configured_source(&self.configured).ok()
+        self.configured.source().ok()
     }
 
     /// Changes of the core's own files count if what was asked for is what they were.

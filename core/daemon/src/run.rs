@@ -8,10 +8,11 @@
 use crate::admit::Rules;
 use crate::config::Config;
 use crate::config::see_that_apart;
+use crate::control::accept::{EntryPoint, accept};
 use crate::control::connection::Listener;
 use crate::control::journal::Journal;
 use crate::control::registry::Registry;
-use crate::control::{self, EntryPoint, Places, Plane};
+use crate::control::{self, Places, Plane};
 use crate::dispatch::control::Control;
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
@@ -116,7 +117,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     settings.engine.sharing = sharing.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();
-    let lab = crate::ab::Lab::open(&config, &path);
+    let lab = crate::ab::lab::Lab::open(&config, &path);
     let recordings =
         Recordings::open(&config, &policy, &recorder).map_err(CoreError::ConfigValue)?;
     let Handle { control, notices, mut ended, pinned } =
@@ -215,7 +216,7 @@ async fn accept_at(
         };
         let taking = Listener::new(listener, plane.own_helper());
         tokio::select! {
-            () = control::accept(plane.clone(), taking, entry_point) => return,
+            () = accept(plane.clone(), taking, entry_point) => return,
             () = in_place => {}
         }
         listener = loop {

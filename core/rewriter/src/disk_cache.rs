@@ -1,13 +1,13 @@
 //! A [`Rewritten`] image as bytes, to be kept and found again.
 //!
 //! [`Key`] stands for all that the rewriting depends on: the image, the device's architecture,
-//! the form, and the code of this crate. The bytes carry their key and end with a digest of
-//! themselves: what is cut short, changed or of another key is not read. Little endian:
+//! the form, and this crate's version and sources. The bytes carry their key and end with a digest
+//! of themselves: what is cut short, changed or of another key is not read. Little endian:
 //!
 //! ```text
 //! "TALLYCUT" | key, 32 | is PTX, 1 | kernels, 4 | each: name, parameters 4, control offset 4,
-//! cluster (0 or 1, then 3 x 4), may wait 1 | refused, 4 | each: name, code 1 | image: 8 and bytes
-//! | SHA-256 of all before          (a name: its length, 4, and UTF-8)
+//! cluster (0 or 1, then 3 x 4), may wait 1, reads SM 1 | refused, 4 | each: name, code 1
+//! | image: 8 and bytes | SHA-256 of all before          (a name: its length, 4, and UTF-8)
 //! ```
 
 use crate::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};

@@ -16,8 +16,7 @@ use profiler::Entry;
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Answer, Counters, Decision, Form, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved,
-    TokenBucket, Transformation,
+    Answer, Counters, Decision, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved, TokenBucket,
 };
 
 /// A form that is not there yet is asked for again after so many launches of the same client: the
@@ -36,7 +35,7 @@ const TRIES_SAVED_MAX: u32 = 8;
 pub const FORMAT: &str = "tally-priority";
 pub const VERSION: u32 = 1;
 
-/// Places in [`Forms::counters`], the first four by [`Form`].
+/// Places in [`Forms::counters`], the first four by [`tally_sdk::Form`].
 const COUNTERS: [&str; 6] = [
     "launches_whole",
     "launches_sliced",
@@ -196,10 +195,7 @@ impl Forms {
         out.put(&self.measured_under);
         out.put(&self.tries.credit());
         out.put(&self.told);
-        for (kernel, entry) in self.kernels.latest(KEPT_MAX) {
-            out.put(&kernel);
-            out.put(entry);
-        }
+        out.pairs(self.kernels.latest(KEPT_MAX));
         out.finish()
     }
 
@@ -208,11 +204,7 @@ impl Forms {
         let mut from = Reader::new(from, FORMAT, VERSION)?;
         let same_settings = from.get::<String>()? == self.measured_under;
         let (credit, told) = (from.get()?, from.get::<u32>()?);
-        let mut entries: Vec<(KernelId, Entry)> = Vec::new();
-        while !from.is_done() {
-            entries.push((from.get()?, from.get()?));
-        }
-        for (kernel, mut entry) in entries.into_iter().rev() {
+        for (kernel, mut entry) in from.pairs::<KernelId, Entry>()?.into_iter().rev() {
             entry.ask_in = entry.ask_in.min(ASK_AGAIN_LAUNCHES - 1);
             if !same_settings {
                 entry.look_again();
@@ -235,14 +227,7 @@ impl Forms {
 /// Name a kernel that holds high priority up and why, once.
 fn tell_long_whole(launch: &Launch) {
     let Some(profile) = host::kernel_profile(launch.kernel) else { return };
-    let why = match &profile.transformation {
-        Transformation::WholeOnly(why) => why.as_str(),
-        _ if !launch.has_boundaries() => "all its blocks start at once",
-        _ if !launch.offers(Form::Sliced) && !launch.offers(Form::Preemptible) => {
-            "no other form is on offer"
-        }
-        _ => "no other form is worth its cost",
-    };
+    let why = profile.why_whole(launch).unwrap_or("no other form is worth its cost");
     let (id, us, blocks) = (launch.kernel, launch.predicted_ns / 1_000, launch.grid_blocks);
     host::log(Level::Info, &format!("kernel {id} runs whole for {us} us ({blocks} blocks): {why}"));
 }

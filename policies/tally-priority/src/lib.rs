@@ -31,7 +31,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`Turns`] | `time-sliced`: whose turn it is; of the SDK, for it is not of the paper |
+//! | [`Clients`], [`Turns`] | who is connected; `time-sliced`: whose turn it is; of the SDK, for they are not of the paper |
 //! | [`concurrent`] | `concurrent`: the form of each launch |
 //! | [`candidates`](concurrent::candidates), [`choose`](concurrent::choose) | which forms there are, and the best of them |
 //! | [`profiler`](concurrent::profiler) | what was measured, and what to try next |
@@ -45,8 +45,8 @@ mod settings;
 use concurrent::Forms;
 use settings::Settings;
 use tally_sdk::{
-    Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership, Policy,
-    PriorityClass, Saved, SharingMode, Stateful, Turns, WINDOW_OPEN, host,
+    Answer, Client, ClientId, Clients, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
+    Policy, Saved, SharingMode, Stateful, Terms, Turns, WINDOW_OPEN, host,
 };
 
 tally_sdk::reasons! {
@@ -67,8 +67,7 @@ pub struct Priority {
     settings: Settings,
     turns: Turns,
     forms: Forms,
-    high: Vec<ClientId>,
-    best_effort: Vec<ClientId>,
+    clients: Clients,
 }
 
 impl Policy for Priority {
@@ -81,8 +80,7 @@ impl Policy for Priority {
             settings,
             turns: Turns::new(settings.turn_ns),
             forms: Forms::new(&settings, in_force),
-            high: Vec::new(),
-            best_effort: Vec::new(),
+            clients: Clients::default(),
         })
     }
 
@@ -116,53 +114,21 @@ impl Policy for Priority {
 impl Membership for Priority {
     fn joined(&mut self, _now_ns: u64, client: &Client) {
         self.adapt();
-        let before = self.terms();
-        match client.class {
-            PriorityClass::High => self.high.push(client.id),
-            PriorityClass::BestEffort => self.best_effort.push(client.id),
-        }
-        self.change_terms(&before, Some(client.id));
+        self.clients.joined(client);
+        self.change_terms();
     }
 
     fn left(&mut self, _now_ns: u64, client: ClientId) {
-        let before = self.terms();
-        self.high.retain(|&id| id != client);
-        self.best_effort.retain(|&id| id != client);
+        self.clients.left(client);
         self.turns.left(client);
-        self.change_terms(&before, None);
-    }
-}
-
-/// What holds for every best-effort client: it depends on who is connected.
-struct Terms {
-    window_ns: u64,
-    /// Launches may start unasked.
-    leases: bool,
-    /// For how long high priority must have been idle before a launch that yielded goes on;
-    /// none: launches do not yield by themselves.
-    yields: Option<u64>,
-}
-
-impl Terms {
-    /// Tell the core of what is new to a client; a new one has an open window and no lease.
-    fn put_in_force(&self, client: ClientId, before: Option<&Terms>) {
-        if before.is_none_or(|before| before.window_ns != self.window_ns) {
-            host::set_window(client, self.window_ns);
-        }
-        if before.is_some_and(|before| before.leases) && !self.leases {
-            host::revoke_lease(client);
-        }
-        if before.and_then(|before| before.yields) != self.yields {
-            host::set_auto_yield(client, self.yields.is_some(), self.yields.unwrap_or(0));
-        }
+        self.change_terms();
     }
 }
 
 impl Priority {
     /// The core says how the GPU is shared once it has clients.
     fn adapt(&mut self) {
-        if self.high.is_empty()
-            && self.best_effort.is_empty()
+        if self.clients.high() + self.clients.best_effort() == 0
             && let Ok((settings, in_force)) = Settings::read(&self.config, host::sharing_mode())
         {
             if settings != self.settings {
@@ -175,26 +141,19 @@ impl Priority {
 
     /// Several best-effort clients, of which one launches at a time.
     fn takes_turns(&self) -> bool {
-        self.settings.turn_ns > 0 && self.best_effort.len() > 1
-    }
-
-    fn terms(&self) -> Terms {
-        let is_alone = self.high.is_empty();
-        let window_ns = if is_alone { WINDOW_OPEN } else { self.settings.window_ns };
-        let turn_ns = if self.takes_turns() { self.turns.window_ns() } else { WINDOW_OPEN };
-        Terms {
-            window_ns: window_ns.min(turn_ns),
-            leases: is_alone && !self.takes_turns(),
-            yields: (!is_alone && self.settings.forms).then_some(self.settings.idle_gap_ns),
-        }
+        self.settings.turn_ns > 0 && self.clients.best_effort() > 1
     }
 
     /// Somebody joined or left: what was given freely is taken back, or given again.
-    fn change_terms(&mut self, before: &Terms, new: Option<ClientId>) {
-        let now = self.terms();
-        for &client in &self.best_effort {
-            now.put_in_force(client, (new != Some(client)).then_some(before));
-        }
+    fn change_terms(&mut self) {
+        let (is_alone, takes_turns) = (self.clients.high() == 0, self.takes_turns());
+        let window_ns = if is_alone { WINDOW_OPEN } else { self.settings.window_ns };
+        let turn_ns = if takes_turns { self.turns.window_ns() } else { WINDOW_OPEN };
+        self.clients.set_terms(Terms {
+            window_ns: window_ns.min(turn_ns),
+            leases: is_alone && !takes_turns,
+            yields: (!is_alone && self.settings.forms).then_some(self.settings.idle_gap_ns),
+        });
         self.forms.hand_over();
     }
 }

@@ -60,6 +60,14 @@ impl Writer {
         value.put(self);
     }
 
+    /// A list of pairs, up to the end of what is saved: the last thing to write, for [`Reader::pairs`].
+    pub fn pairs<'a, K: Field, V: Field + 'a>(&mut self, all: impl Iterator<Item = (K, &'a V)>) {
+        for (key, value) in all {
+            self.put(&key);
+            self.put(value);
+        }
+    }
+
     /// The saved state with everything written so far.
     pub fn finish(self) -> Saved {
         self.saved
@@ -118,6 +126,18 @@ impl<'bytes> Reader<'bytes> {
     /// What is wrong with it, and where.
     pub fn get<T: Field>(&mut self) -> Result<T, String> {
         T::get(self)
+    }
+
+    /// All pairs that follow, up to the end.
+    ///
+    /// # Errors
+    /// What is wrong with one of them, and where.
+    pub fn pairs<K: Field, V: Field>(&mut self) -> Result<Vec<(K, V)>, String> {
+        let mut all = Vec::new();
+        while !self.is_done() {
+            all.push((self.get()?, self.get()?));
+        }
+        Ok(all)
     }
 
     /// The message for something that is wrong here.
@@ -335,6 +355,22 @@ mod tests {
             let cut = Saved { data: saved.data[..end].into(), ..saved.clone() };
             assert!(read(&mut Reader::new(&cut, "f", 1).unwrap()).is_err(), "{end}");
         }
+    }
+
+    #[test]
+    fn pairs_come_back_up_to_the_end_and_half_a_pair_is_refused() {
+        let all = vec![(7_u32, 70_000_u64), (8, 1)];
+        let mut out = Writer::new("f", 1);
+        out.put(&true);
+        out.pairs(all.iter().map(|(key, value)| (*key, value)));
+        let saved = out.finish();
+        let mut from = Reader::new(&saved, "f", 1).unwrap();
+        assert_eq!(from.get::<bool>(), Ok(true));
+        assert_eq!(from.pairs(), Ok(all));
+        assert_eq!(from.pairs::<u32, u64>(), Ok(Vec::new()));
+        let cut = Saved { data: saved.data[..saved.data.len() - 1].into(), ..saved };
+        let mut from = Reader::new(&cut, "f", 1).unwrap();
+        assert!(from.get::<bool>().is_ok() && from.pairs::<u32, u64>().is_err());
     }
 
     #[test]

@@ -12,6 +12,10 @@ const SM_SHARED_BYTES: u32 = 228 * 1_024;
 const BLOCK_SHARED_BYTES: u32 = 1_024;
 /// SMs of a GPU whose number is unknown.
 const SMS_UNKNOWN: u32 = 128;
+/// SMs of a limited launch come in steps of so many.
+const SM_STEP: u32 = 8;
+/// A cluster has at most so many blocks and is not divided.
+const CLUSTER_BLOCKS: u64 = 16;
 
 impl Launch {
     /// SMs of the GPU, or a guess.
@@ -33,6 +37,24 @@ impl Launch {
         self.grid_blocks > u64::from(self.sms())
             && !self.state.contains(LaunchState::COOPERATIVE)
             && !self.is_graph()
+    }
+
+    /// All SMs but the reserve, in steps of 8, for an SM-limited launch. None if the limit is not on offer, if it
+    /// would limit nothing (the kernel has fewer blocks), or if it would break the kernel (a cooperative one must be
+    /// resident at once).
+    pub fn sms_without(&self, reserve_sms: u32) -> Option<u32> {
+        let sms = self.sms().saturating_sub(reserve_sms) / SM_STEP * SM_STEP;
+        let kept_from = LaunchState::COOPERATIVE | LaunchState::GRAPH;
+        let can_limit = reserve_sms > 0 && self.can_limit() && !self.state.intersects(kept_from);
+        (can_limit && sms > 0 && self.grid_blocks > sms.into()).then_some(sms)
+    }
+
+    /// Blocks of a slice, about `blocks`: whole clusters if the kernel has them.
+    pub fn slice_blocks(&self, blocks: u64) -> u64 {
+        match self.state.contains(LaunchState::CLUSTERED) {
+            true => (blocks / CLUSTER_BLOCKS).max(1) * CLUSTER_BLOCKS,
+            false => blocks,
+        }
     }
 }
 
@@ -59,6 +81,7 @@ pub fn scaled(value: u64, by: u64, of: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FormsOffered;
     use crate::testing::launch;
 
     #[test]
@@ -77,6 +100,29 @@ mod tests {
         assert!(!grid(132, none) && grid(133, none));
         assert!(!grid(133, LaunchState::COOPERATIVE) && !grid(133, LaunchState::GRAPH));
         assert_eq!(Launch { sm_count: 0, ..launch() }.sms(), SMS_UNKNOWN);
+    }
+
+    #[test]
+    fn a_limited_launch_leaves_the_reserve_free_in_steps() {
+        let sms = |reserve_sms, change: Launch| change.sms_without(reserve_sms);
+        let can = Launch {
+            offered: FormsOffered::SM_LIMITED,
+            sm_count: 132,
+            grid_blocks: 500,
+            ..launch()
+        };
+        assert_eq!([sms(16, can), sms(14, can), sms(131, can)], [Some(112), Some(112), None]);
+        assert_eq!([sms(0, can), sms(200, can)], [None, None]);
+        assert_eq!(sms(16, Launch { offered: FormsOffered::SLICED, ..can }), None);
+        assert_eq!(sms(16, Launch { state: LaunchState::COOPERATIVE, ..can }), None);
+        assert_eq!(sms(16, Launch { grid_blocks: 112, ..can }), None);
+    }
+
+    #[test]
+    fn slices_divide_no_cluster() {
+        let clustered = Launch { state: LaunchState::CLUSTERED, ..launch() };
+        assert_eq!([7, 40].map(|blocks| clustered.slice_blocks(blocks)), [16, 32]);
+        assert_eq!(launch().slice_blocks(7), 7);
     }
 
     #[test]

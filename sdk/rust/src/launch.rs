@@ -2,7 +2,7 @@
 
 use crate::{
     Answer, Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, LaunchState,
-    NO_REASON,
+    NO_REASON, Transformation,
 };
 
 impl Launch {
@@ -125,6 +125,16 @@ impl KernelProfile {
         let asked = decision.form();
         self.forms.iter().find(|f| (f.form, f.argument) == asked && f.form != Form::Whole)
     }
+
+    /// Why a launch of the kernel cannot run in parts; `None` if it can.
+    pub fn why_whole(&self, launch: &Launch) -> Option<&str> {
+        match &self.transformation {
+            Transformation::WholeOnly(why) => Some(why),
+            _ if !launch.has_boundaries() => Some("all its blocks start at once"),
+            _ if launch.can_slice() || launch.can_preempt() => None,
+            _ => Some("no other form is on offer"),
+        }
+    }
 }
 
 /// Run it whole, without a lease.
@@ -157,7 +167,7 @@ impl PartialEq<Decision> for Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::launch;
+    use crate::testing::{kernel, launch};
 
     #[test]
     fn a_form_that_is_not_on_offer_runs_whole() {
@@ -171,6 +181,23 @@ mod tests {
             assert_eq!(offers(FormsOffered::all() - offer).runs_as(decision), Form::Whole);
             assert_eq!(offers(offer).runs_as(Decision::Run(4)), Form::Whole);
         }
+    }
+
+    #[test]
+    fn why_a_kernel_runs_whole_depends_on_the_launch_and_on_its_code() {
+        let launch = Launch { grid_blocks: 500, sm_count: 132, ..launch() };
+        let profile = kernel(500);
+        let sliced = Launch { offered: FormsOffered::SLICED, ..launch };
+        let limited = Launch { offered: FormsOffered::SM_LIMITED, ..launch };
+        let one_wave = Launch { grid_blocks: 132, ..sliced };
+        assert_eq!(profile.why_whole(&sliced), None);
+        assert_eq!(profile.why_whole(&limited), Some("no other form is on offer"));
+        assert_eq!(profile.why_whole(&one_wave), Some("all its blocks start at once"));
+        let transformation = Transformation::WholeOnly("blocks wait".into());
+        assert_eq!(
+            KernelProfile { transformation, ..profile }.why_whole(&sliced),
+            Some("blocks wait")
+        );
     }
 
     #[test]

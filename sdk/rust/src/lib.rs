@@ -51,10 +51,12 @@
 //! # Besides the contract
 //! [`config`] reads configurations, [`codec`] writes what a policy saves, [`reasons!`] names why, [`Counters`]
 //! counts without a call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded
-//! share, [`Turns`] gives best-effort clients turns, [`grid`] estimates how a grid fits the GPU.
+//! share, [`Clients`] knows who is connected and on which [`Terms`], [`Turns`] gives best-effort clients turns,
+//! [`grid`] estimates how a grid fits the GPU.
 
 mod bindings;
 mod bucket;
+mod clients;
 pub mod codec;
 pub mod config;
 mod counters;
@@ -84,6 +86,7 @@ pub use bindings::tally::policy::services::{Objective, Service};
 pub use bindings::tally::policy::sharing::SharingMode;
 pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, PriorityClass};
 pub use bucket::TokenBucket;
+pub use clients::{Clients, Terms};
 pub use counters::Counters;
 pub use lru::LruMap;
 pub use turns::Turns;

@@ -4,7 +4,8 @@
 use super::peer::{self, Input};
 use serde_json::Value;
 use tally_contract::limits::REQUEST_BYTES_MAX;
-use tally_core::control::{EntryPoint, harness};
+use tally_core::control::accept::EntryPoint;
+use tally_core::control::harness;
 
 /// An answer, one line.
 fn see_that_answer(line: &str) {

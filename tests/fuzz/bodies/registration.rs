@@ -2,7 +2,8 @@
 //! this has `peer.rs` beside it.
 
 use super::peer::{self, Input};
-use tally_core::control::{EntryPoint, harness};
+use tally_core::control::accept::EntryPoint;
+use tally_core::control::harness;
 use tally_ipc::frame::{FRAME_BYTES_MAX, frame};
 use tally_ipc::wire::{Hello, NOTICE, Notice, PING, PING_HIGH, Welcome, WireError};
 

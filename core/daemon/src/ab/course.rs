@@ -1,6 +1,6 @@
 //! One experiment from its first block until A is active again.
 
-use super::Running;
+use super::lab::{Running, report, written};
 use crate::control::Plane;
 use crate::dispatch::control::{AskError, Control};
 use crate::policy_slot::Candidate;
@@ -74,7 +74,7 @@ impl Course {
         let _ = self.plane.control.ask(measure(None, true)).await;
         // The last word is the report's.
         self.running.writing.set(self.kept.2.take());
-        super::report(&self.running).await
+        report(&self.running).await
     }
 
     /// Measuring begins; what policies lost before is not the arms' fault.
@@ -99,7 +99,7 @@ impl Course {
         let (experiment, arms) = (self.running.experiment.borrow().clone(), self.running.arms());
         let keep = self.plane.lab.keep.clone();
         let writing = tokio::task::spawn_blocking(move || {
-            super::written(&keep, &Report::new(&experiment, &arms, now_ns(), false));
+            written(&keep, &Report::new(&experiment, &arms, now_ns(), false));
         });
         self.kept = (known, Some(Instant::now()), Some(writing));
     }

@@ -7,89 +7,26 @@
 
 mod course;
 mod keep;
+pub mod lab;
 
-use crate::config::Config;
 use crate::control::Plane;
-use crate::control::admin::{Code, error};
+use crate::control::answer::{Code, error};
 use crate::files::Opened;
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
-use keep::Keep;
+use lab::{LabError, Running, report, status_of, written};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 use tally_ab::report::ArmSource;
-use tally_ab::verdict::conclude;
-use tally_ab::{Arm, Experiment, Plan, Reason, Report};
-use tally_admin::ab::AbStatus;
+use tally_ab::{Arm, Experiment, Plan, Reason};
 use tally_ipc::wait::now_ns;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
-/// An experiment ends within this time of being told to, or is given up.
-const END_MAX: Duration = Duration::from_secs(10);
 /// How long the end waits for a report to be written down: a disk that hangs must not keep a test
 /// from ending.
 const KEEP_WAIT_MAX: Duration = Duration::from_secs(3);
-
-/// An experiment under way.
-pub(crate) struct Running {
-    pub(crate) experiment: RefCell<Experiment>,
-    pub(crate) arms: [RefCell<ArmSource>; 2],
-    /// Why it is to be stopped.
-    pub(crate) asked: Cell<Option<Reason>>,
-    pub(crate) stop: Notify,
-    /// When A was put active after the end.
-    pub(crate) a_back_ns: Cell<Option<u64>>,
-    /// B stays active after the end.
-    pub(crate) promoted: Cell<bool>,
-    /// What is written down in mid-test and not finished when it ends.
-    pub(crate) writing: Cell<Option<tokio::task::JoinHandle<()>>>,
-}
-
-impl Running {
-    fn arms(&self) -> [ArmSource; 2] {
-        [self.arms[0].borrow().clone(), self.arms[1].borrow().clone()]
-    }
-
-    fn a_back_after_ns(&self) -> Option<u64> {
-        let experiment = self.experiment.borrow();
-        let ended_ns = experiment.started_ns() + experiment.ended()?.after_ns;
-        Some(self.a_back_ns.get()?.saturating_sub(ended_ns))
-    }
-
-    fn ask_to_end(&self, reason: Reason) {
-        self.asked.set(self.asked.get().or(Some(reason)));
-        self.stop.notify_one();
-    }
-}
-
-/// The experiment that runs, and the report of the last one, be it of an earlier core.
-pub struct Lab {
-    running: RefCell<Option<Rc<Running>>>,
-    last: RefCell<Option<Rc<Report>>>,
-    /// Number of experiments that have ended.
-    ended: watch::Sender<u64>,
-    /// Where reports are kept for the next run of the core.
-    keep: Keep,
-}
-
-/// Why a request was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum LabError {
-    #[error("{0}")]
-    Plan(String),
-    /// A policy cannot take part.
-    #[error("arm {0}: {1}")]
-    Policy(Arm, String),
-    /// An experiment runs already, there is none, or A is not the active policy.
-    #[error("{0}")]
-    Conflict(String),
-    /// Something did not answer.
-    #[error("{0}")]
-    Unavailable(String),
-}
 
 /// What is asked to be compared.
 pub struct Arms {
@@ -99,57 +36,6 @@ pub struct Arms {
     pub b: (Source, Opened),
     /// A need not be the active policy: it replaces that, for the test and after it.
     pub replace_active: bool,
-}
-
-/// What status shows of an experiment under way. Cheap: the verdict without what needs all
-/// requests.
-fn status_of(running: &Running) -> AbStatus {
-    let e = running.experiment.borrow();
-    let plan = e.plan();
-    let ended = e.ended();
-    let elapsed_ns = now_ns().saturating_sub(e.started_ns());
-    let conclusion = conclude(&e, None);
-    AbStatus {
-        running: true,
-        metric: plan.metric,
-        a: running.arms[0].borrow().name.clone(),
-        b: running.arms[1].borrow().name.clone(),
-        arm: ended.is_none().then(|| e.arm()),
-        in_washout: e.in_washout(),
-        blocks: e.blocks().len(),
-        pairs: e.differences().len(),
-        elapsed_s: ended.map_or(elapsed_ns, |e| e.after_ns) as f64 / 1e9,
-        time_s_max: plan.time_ns_max as f64 / 1e9,
-        ratio: e.ratio(),
-        e_value: e.decision().ln_e_max().exp().min(1e12),
-        e_value_needed: 1.0 / plan.alpha,
-        ended: ended.map(|e| e.reason),
-        message: ended.map_or_else(String::new, |e| e.message.clone()),
-        verdict: conclusion.verdict,
-        why: conclusion.why,
-    }
-}
-
-fn status_of_report(report: &Report) -> AbStatus {
-    AbStatus {
-        running: false,
-        metric: report.plan.metric,
-        a: report.a.source.name.clone(),
-        b: report.b.source.name.clone(),
-        arm: None,
-        in_washout: false,
-        blocks: report.blocks.len(),
-        pairs: report.pairs,
-        elapsed_s: report.elapsed_s,
-        time_s_max: report.plan.time_ns_max as f64 / 1e9,
-        ratio: report.effect.ratio,
-        e_value: report.e_value,
-        e_value_needed: 1.0 / report.plan.alpha,
-        ended: report.ended.as_ref().map(|e| e.reason),
-        message: report.ended.as_ref().map_or_else(String::new, |e| e.message.clone()),
-        verdict: report.verdict,
-        why: report.why.clone(),
-    }
 }
 
 /// Begin an experiment between two policies.
@@ -260,94 +146,6 @@ async fn begin(
         plane.lab.ended.send_modify(|n| *n += 1);
     });
     Ok(json!(status))
-}
-
-/// Write a report for the next run of the core; that it could not be is said in the log.
-fn written(keep: &Keep, report: &Report) {
-    if let Err(why) = keep.write(report) {
-        tracing::warn!("the A/B test's report is not kept: {why}");
-    }
-}
-
-impl Lab {
-    /// With the last report of an earlier core at this socket.
-    pub fn open(config: &Config, socket: &Path) -> Self {
-        let (keep, last) = Keep::open(config, socket);
-        let last = RefCell::new(last.map(Rc::new));
-        Lab { running: None.into(), last, ended: watch::Sender::new(0), keep }
-    }
-
-    /// What status shows; `None` if there was never an experiment.
-    pub fn status(&self) -> Option<AbStatus> {
-        let running = self.running.borrow();
-        let running = running.as_ref().map(|r| status_of(r));
-        running.or_else(|| self.last.borrow().as_ref().map(|r| status_of_report(r)))
-    }
-
-    /// The report, of what is known so far.
-    ///
-    /// # Errors
-    /// If there was never an experiment.
-    pub async fn report(&self) -> Result<Value, LabError> {
-        let running = self.running.borrow().clone();
-        if let Some(running) = running {
-            return Ok(json!(report(&running).await));
-        }
-        match &*self.last.borrow() {
-            Some(report) => Ok(json!(**report)),
-            None => Err(LabError::Conflict(
-                "there was no A/B test, or its report was not kept: begin one with `tallyctl ab start`"
-                    .into(),
-            )),
-        }
-    }
-
-    /// End the experiment. Its report, once A is active again.
-    ///
-    /// # Errors
-    /// If none runs.
-    pub async fn stop(&self) -> Result<Value, LabError> {
-        if !self.end(Reason::Stopped).await? {
-            return Err(LabError::Conflict("no A/B test is running".into()));
-        }
-        self.report().await
-    }
-
-    /// The core goes down.
-    pub async fn close(&self) {
-        if let Err(why) = self.end(Reason::CoreStopping).await {
-            tracing::warn!("{why}");
-        }
-    }
-
-    /// Whether there was one to end.
-    async fn end(&self, reason: Reason) -> Result<bool, LabError> {
-        let mut ended = self.ended.subscribe();
-        match &*self.running.borrow() {
-            Some(running) => running.ask_to_end(reason),
-            None => return Ok(false),
-        }
-        match tokio::time::timeout(END_MAX, ended.changed()).await {
-            Ok(_) => Ok(true),
-            Err(_) => Err(LabError::Unavailable("the A/B test does not end".into())),
-        }
-    }
-}
-
-/// The report so far. Off this thread: it takes up to a second.
-async fn report(running: &Running) -> Report {
-    let (experiment, arms) = (running.experiment.borrow().clone(), running.arms());
-    let make = move || Report::new(&experiment, &arms, now_ns(), true);
-    let mut report = match tokio::task::spawn_blocking(make).await {
-        Ok(report) => report,
-        Err(error) => {
-            tracing::error!("the A/B test's report has no history: {error}");
-            Report::new(&running.experiment.borrow(), &running.arms(), now_ns(), false)
-        }
-    };
-    report.a_back_after_ns = running.a_back_after_ns();
-    report.promoted = running.promoted.get();
-    report
 }
 
 /// The outcome as the answer to an admin request.

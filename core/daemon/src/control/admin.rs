@@ -21,6 +21,7 @@
 //! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s. The types are those of `tally-admin`, which `tallyctl` uses as well.
 
 use super::Plane;
+use super::answer::{Code, error};
 use super::connection::Connection;
 use super::journal::Kind;
 use crate::dispatch::control::Control;
@@ -32,8 +33,7 @@ use rustix::fd::AsFd;
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::time::Duration;
-pub use tally_admin::Code;
-use tally_admin::{Answer, Profiles, RecordRequest, Refusal, Request};
+use tally_admin::{Profiles, RecordRequest, Request};
 use tally_contract::limits::{NON_ADMIN_PAUSE_MS, REQUEST_BYTES_MAX};
 use tally_contract::objective::Objective;
 use tally_ipc::admin;
@@ -43,10 +43,6 @@ use tokio::io::Interest;
 const IDLE_MAX: Duration = Duration::from_secs(300);
 /// A peer that does not read its answer is given up on.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-
-pub(crate) fn error(code: Code, message: impl std::fmt::Display) -> Value {
-    json!(Answer::<()>::Error(Refusal { code, message: message.to_string() }))
-}
 
 fn slot_error(why: &SlotError) -> Value {
     match why {

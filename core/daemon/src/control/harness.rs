@@ -1,8 +1,9 @@
 //! Connections served without sockets in the file system, for the fuzz targets and their tests: a peer's bytes and
 //! descriptors go in, and what the core answered and keeps comes out. In one thread, but for files.
 
+use super::accept::EntryPoint;
 use super::connection::Connection;
-use super::{EntryPoint, Places, Plane, admin, registration};
+use super::{Places, Plane, admin, registration};
 use crate::admit::Rules;
 use crate::config::{Config, SharingChoice};
 use crate::dispatch::Settings;
@@ -109,7 +110,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         ungoverned: RefCell::default(),
         looker: Rc::default(),
         policy: slot,
-        lab: crate::ab::Lab::open(&config, Path::new("/dev/null/core.sock")),
+        lab: crate::ab::lab::Lab::open(&config, Path::new("/dev/null/core.sock")),
         profiles,
         recordings: recordings.expect("nothing is recorded"),
         sharing: RefCell::new(Some(sharing.expect("none was asked for"))),

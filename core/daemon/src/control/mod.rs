@@ -1,7 +1,9 @@
 //! The control plane: one thread, tokio. Registration and admin requests have a socket each. It never touches the
 //! decision path: what it wants of the dispatch thread goes through a channel.
 
+pub mod accept;
 pub mod admin;
+pub(crate) mod answer;
 pub mod connection;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
@@ -9,6 +11,7 @@ pub mod journal;
 pub mod registration;
 pub mod registry;
 
+use crate::ab::lab::Lab;
 use crate::admit::Rules;
 use crate::config::{Admission, Config};
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
@@ -19,25 +22,19 @@ use crate::helpers::{Helper, Helpers};
 use crate::peer::Peer;
 use crate::policy_slot::{PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
-use crate::quota::{self, Full, Place, Pool, Rate, Room, User};
+use crate::quota::{self, Pool, Rate, Room, User};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
 use crate::status;
 use crate::ungoverned::{Looker, Ungoverned};
-use connection::{Connection, Listener};
 use journal::{Journal, Kind};
 use registry::Registry;
-use rustix::fd::AsFd;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tally_admin::{Active, CoreStatus, PolicyReport, SCHEMA, Status, UngovernedStatus};
-use tally_contract::limits::{
-    ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_USER_MAX, JOINS_BURST, STATUS_KERNELS_MAX,
-};
-use tally_ipc::wire::{self, Welcome};
-use tokio::net::UnixStream;
+use tally_contract::limits::{ADMIN_CONNECTIONS_MAX, JOINS_BURST, STATUS_KERNELS_MAX};
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
 
 /// Kernels in a status report unless another number is asked for.
@@ -57,7 +54,7 @@ pub struct Plane {
     pub looker: Rc<Looker>,
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
-    pub lab: crate::ab::Lab,
+    pub lab: Lab,
     /// Profiles of kernels that outlive the core.
     pub profiles: ProfileStore,
     /// The decision log and the shadow.
@@ -262,116 +259,6 @@ pub async fn keep(plane: Rc<Plane>, every: Duration) {
             Err(AskError::Gone) => return,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryPoint {
-    Clients,
-    /// Connections for admin requests.
-    Admin,
-}
-
-/// Accept connections until the task is dropped.
-pub async fn accept(plane: Rc<Plane>, listener: Listener, entry_point: EntryPoint) {
-    loop {
-        while plane.places.turned_away.get() >= plane.room.turned_away {
-            if plane.journal.may(Kind::Descriptors) {
-                tracing::error!(
-                    ?entry_point,
-                    "too many connections that were refused cannot be closed"
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        match listener.accept().await {
-            Ok(stream) => receive(&plane, stream, entry_point),
-            Err(error) => {
-                if plane.journal.may(Kind::Connections) {
-                    tracing::error!("no connection can be accepted: {error}");
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-/// Serve a connection if there is a place for it.
-fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
-    let Ok(peer) = Peer::of(stream.as_fd()) else {
-        drop(Connection::new(stream, plane.helpers.of(User::Containers, false)));
-        return;
-    };
-    let (user, connection) = (plane.user(&peer), Connection::new(stream, plane.helper(&peer)));
-    let place = match entry_point {
-        EntryPoint::Clients => {
-            let is_trusted = plane.is_trusted(&peer);
-            let (most, may_have_kept) = quota::strangers_of_user(&plane.room, user, is_trusted);
-            Place::take(&plane.places.strangers, user, most, may_have_kept)
-        }
-        EntryPoint::Admin => {
-            let is_admin = plane.may_change(&peer);
-            let most =
-                if is_admin { ADMIN_CONNECTIONS_MAX / 2 } else { ADMIN_CONNECTIONS_USER_MAX };
-            Place::take(&plane.places.admins, user, most, is_admin)
-        }
-    };
-    let place = match place {
-        Ok(place) => place,
-        Err(full) => return turn_away(plane, connection, entry_point, &peer, full),
-    };
-    let plane = plane.clone();
-    tokio::task::spawn_local(async move {
-        let place = match entry_point {
-            EntryPoint::Clients => registration::serve(&plane, place, &connection, peer).await,
-            EntryPoint::Admin => {
-                admin::serve(plane, &connection, peer).await;
-                place
-            }
-        };
-        // What cannot be closed stays in its user's quota.
-        connection.end().await;
-        drop(place);
-    });
-}
-
-/// Say why, without waiting: a connection just made has room for it.
-fn turn_away(
-    plane: &Rc<Plane>,
-    connection: Connection,
-    entry_point: EntryPoint,
-    peer: &Peer,
-    full: Full,
-) {
-    let (uid, pid) = (peer.uid, peer.pid);
-    let why = match full {
-        Full::User(has) => {
-            let user = plane.user(peer);
-            format!("{user} has {has} connections that wait to be served: try again later")
-        }
-        Full::All(_) => "too many connections wait to be served: try again later".into(),
-    };
-    if plane.journal.may(Kind::Connections) {
-        tracing::warn!(uid, pid, ?entry_point, "a connection was closed: {why}");
-    }
-    match entry_point {
-        EntryPoint::Clients => {
-            drop(wire::answer(connection.as_fd(), &Welcome::encode_refusal(&why), &[]))
-        }
-        EntryPoint::Admin => {
-            let answer = format!("{}\n", admin::error(admin::Code::Unavailable, why));
-            let _ = connection.try_write(answer.as_bytes());
-        }
-    }
-    if !connection.is_open() {
-        return;
-    }
-    let turned_away = plane.places.turned_away.get();
-    plane.places.turned_away.set(turned_away + 1);
-    let plane = plane.clone();
-    tokio::task::spawn_local(async move {
-        connection.end().await;
-        plane.places.turned_away.set(plane.places.turned_away.get() - 1);
-    });
 }
 
 /// Act on what the dispatch thread notices.

@@ -2,9 +2,9 @@
 //! earlier one, so that nobody waits for it.
 
 use super::{
-    Active, DEFAULT_POLICY, LoadedBecause, Next, PolicySlot, Ready, SlotError, Source, Trigger,
-    aside, compile, configured_source,
+    Active, LoadedBecause, Next, PolicySlot, Ready, SlotError, Source, Trigger, aside, compile,
 };
+use crate::config::DEFAULT_POLICY;
 use crate::dispatch::control::ControlSender;
 use crate::files::PolicyFiles;
 use crate::loader::Loader;
@@ -156,7 +156,7 @@ impl PolicySlot {
         control: &ControlSender,
         trigger: Trigger,
     ) -> Result<Active, SlotError> {
-        let source = configured_source(&self.configured).map_err(|message| {
+        let source = self.configured.source().map_err(|message| {
             self.failed(Source { file: DEFAULT_POLICY.into(), config_file: None }, message)
         })?;
         let own = source.clone();

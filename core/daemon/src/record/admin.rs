@@ -12,7 +12,7 @@
 use super::file::Request;
 use super::{RecordError, file};
 use crate::control::Plane;
-use crate::control::admin::{Code, error};
+use crate::control::answer::{Code, error};
 use crate::files::{Descriptors, Opened};
 use crate::helpers::PeerFd;
 use crate::policy_slot::Source;

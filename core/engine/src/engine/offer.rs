@@ -12,8 +12,9 @@ use tally_contract::limits::HOLD_NS_MIN;
 /// How long a launch that can yield is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
 
-/// Launches granted in a row of one client, and of all: for the rest the engine asks for another tick at once. A client
-/// can have a ring of them wait, and say that they take no time.
+/// Launches granted in a row of one client, and of all; for the rest the engine asks for another tick at once. The window
+/// alone does not bound them: predicted times come from times that the client's own shim reports, and launches that are
+/// said to take no time never fill it. A client could have its whole ring granted in one call while others wait.
 pub(super) const OFFERS_MAX: usize = 64;
 pub(super) const OFFERS_MAX_ALL: usize = 512;
 

@@ -54,8 +54,8 @@ pub(super) struct IndexRead {
     pub replaceable: bool,
 }
 
-/// Whether an instruction reads global memory so that it sees what other blocks write meanwhile, or has plain loads
-/// behind it do so: what machine code has as a strong load, an atomic, a load of a surface, a fence wider than a block.
+/// Whether an instruction lets a block see what other blocks write meanwhile: by itself (in machine code a strong load,
+/// an atomic, a load of a surface), or through plain loads later in the program (a fence wider than a block).
 fn sees_others(source: &str, opcode: &str, qualifiers: &[Token]) -> bool {
     const SEES: [&str; 6] = [".volatile", ".relaxed", ".acquire", ".mmio", ".cv", ".cg"];
     // A block's own, or its cluster's.

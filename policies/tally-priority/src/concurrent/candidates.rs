@@ -7,12 +7,7 @@
 
 use crate::settings::Settings;
 use tally_sdk::grid::{scaled, step_down};
-use tally_sdk::{Decision, Launch, LaunchState};
-
-/// A cluster has at most so many blocks and is not divided.
-const CLUSTER_BLOCKS: u64 = 16;
-/// SMs of a limited launch come in steps of so many.
-const SM_STEP: u32 = 8;
+use tally_sdk::{Decision, Launch};
 
 /// First estimates; the first launches in a form replace them. Between two slices:
 /// a gate on the GPU and the start of the next grid.
@@ -58,7 +53,7 @@ pub fn candidates(launch: &Launch, settings: &Settings) -> Vec<Candidate> {
             slices(launch, settings.turnaround_ns_max, &mut all);
         }
     }
-    if let Some(sms) = limited_sms(launch, settings.reserve_sms) {
+    if let Some(sms) = launch.sms_without(settings.reserve_sms) {
         let time_ns = scaled(whole_ns, launch.sms().into(), sms.into());
         all.push(Candidate::estimated(
             Decision::SmLimited(sms),
@@ -85,10 +80,7 @@ fn preemptible(launch: &Launch) -> Candidate {
 fn slices(launch: &Launch, bound_ns: u64, all: &mut Vec<Candidate>) {
     let sms = u64::from(launch.sms());
     for per_sm in slice_sizes(launch, bound_ns) {
-        let mut blocks = per_sm.saturating_mul(sms);
-        if launch.state.contains(LaunchState::CLUSTERED) {
-            blocks = (blocks / CLUSTER_BLOCKS).max(1) * CLUSTER_BLOCKS;
-        }
+        let blocks = launch.slice_blocks(per_sm.saturating_mul(sms));
         let Ok(argument) = u32::try_from(blocks) else { continue };
         let form = Decision::Sliced(argument);
         let parts = launch.grid_blocks.div_ceil(blocks);
@@ -123,17 +115,6 @@ fn slice_sizes(launch: &Launch, bound_ns: u64) -> impl Iterator<Item = u64> {
         }
     };
     sizes.into_iter().filter(|size| *size > 0)
-}
-
-/// All SMs but the reserve, in steps of 8; none if that would limit nothing (the
-/// kernel has fewer blocks) or breaks it (a cooperative one must be resident at once).
-fn limited_sms(launch: &Launch, reserve_sms: u32) -> Option<u32> {
-    let kept_from = LaunchState::COOPERATIVE | LaunchState::GRAPH;
-    if reserve_sms == 0 || !launch.can_limit() || launch.state.intersects(kept_from) {
-        return None;
-    }
-    let sms = launch.sms().saturating_sub(reserve_sms) / SM_STEP * SM_STEP;
-    (sms > 0 && launch.grid_blocks > sms.into()).then_some(sms)
 }
 
 /// The form of a CUDA graph (not in the paper, where graphs run outside of the scheduler). One that is short enough
