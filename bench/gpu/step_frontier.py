@@ -23,8 +23,8 @@ HERALD = "herald-mps"
 step_pairs.MODES[HERALD] = ("tally-mps", "slo-herald", "mps")
 DEFAULT_BASELINES = "plain,mps,mps-priority,priority-timeslice,priority-mps"
 DEFAULT_FACTORS = "1.1,1.25,1.5,2,3"
-# Units that slo-herald judges by: so many are served before an objective is measured.
-JUDGED_UNITS = 200
+# So many units are served beside the training before an objective is measured: some twenty reviews of the rate.
+LEARN_UNITS = 1500
 
 
 def attainment(service_ms, slo_ms):
@@ -87,7 +87,7 @@ def measure_alone(suite, pair):
 
 def learn(suite, pair, hp, be):
     """Serve beside the training until the policy has judged the service by this objective."""
-    seconds = min(max(2 * JUDGED_UNITS / pair.rate_per_s, 2.0), suite.args.learn_seconds)
+    seconds = min(max(LEARN_UNITS / pair.rate_per_s, 2.0), suite.args.learn_seconds)
     start_at = soon()
     be.send("train", job=pair.be_job, start_at=start_at, seconds=seconds, until_stop=True)
     request = {"job": pair.hp_job, "start_at": start_at, "seconds": seconds, "rate_per_s": pair.rate_per_s, "seed": 11, "limit_s": 3 * seconds}

@@ -16,7 +16,7 @@
 //!     for each other service that must be served strictly:
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     take cost from each open unit's allowance
-//!     run: whole if it is short; if it is long so that it can yield, else on some of the SMs
+//!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
 //!
 //! after each 64 units of a service that were not measured alone:
 //!     if one was late:                                       rate := rate * 0.6
@@ -40,10 +40,12 @@ mod settings;
 
 use service::Service;
 use settings::Settings;
+use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Answer, Client, ClientId, Counters, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
-    Policy, PriorityClass, SharingMode, Turns, UNKNOWN, Units, WINDOW_OPEN,
+    Answer, Client, ClientId, Clients, Counters, Decision, Form, HOLD_UNTIL_CHANGE, Launch, Level,
+    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Turns, UNKNOWN, Units,
+    WINDOW_OPEN,
 };
 
 tally_sdk::reasons! {
@@ -72,10 +74,11 @@ pub struct Herald {
     settings: Settings,
     time_sliced: bool,
     services: Vec<Service>,
-    best_effort: Vec<ClientId>,
+    clients: Clients,
     turns: Turns,
+    forms: Forms,
     window_ns: u64,
-    /// Best-effort clients have been asked to yield.
+    /// Best-effort clients were asked to yield.
     yielded: bool,
     /// Until when a launch may be under way that can yield.
     long_until_ns: u64,
@@ -92,8 +95,9 @@ impl Policy for Herald {
             settings,
             time_sliced: false,
             services: Vec::new(),
-            best_effort: Vec::new(),
+            clients: Clients::default(),
             turns: Turns::new(settings.turn_ns),
+            forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
             yielded: false,
             long_until_ns: 0,
@@ -162,7 +166,7 @@ impl Units for Herald {
         }
         if ended.changed {
             self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
-            self.set_window();
+            self.change_terms();
         }
         if self.services.iter().all(|service| service.left_ns().is_none()) {
             self.set_yield(false);
@@ -172,34 +176,29 @@ impl Units for Herald {
 
 impl Membership for Herald {
     fn joined(&mut self, _now_ns: u64, client: &Client) {
-        if self.services.is_empty() && self.best_effort.is_empty() {
+        if self.clients.high() + self.clients.best_effort() == 0 {
             // The core knows it once it has clients.
             self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
         }
-        match client.class {
-            PriorityClass::High => {
-                let mut service = Service::new(client.id);
-                service.ask();
-                self.services.push(service);
-                self.best_effort.iter().for_each(|&id| host::revoke_lease(id));
-            }
-            PriorityClass::BestEffort => {
-                self.best_effort.push(client.id);
-                host::set_window(client.id, self.window_ns);
-            }
+        self.clients.joined(client);
+        if client.class == PriorityClass::High {
+            let mut service = Service::new(client.id);
+            service.ask();
+            self.services.push(service);
         }
-        self.set_window();
+        self.change_terms();
     }
 
     fn left(&mut self, _now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
-        self.best_effort.retain(|&id| id != client);
+        self.clients.left(client);
         self.turns.left(client);
-        self.set_window();
+        self.change_terms();
         if self.services.is_empty() {
             self.set_yield(false);
         }
         self.counters.hand_over();
+        self.forms.hand_over();
     }
 }
 
@@ -209,12 +208,12 @@ impl Herald {
         if launch.high_clients > 0 && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if self.best_effort.len() > 1
+        if self.clients.best_effort() > 1
             && let wait_ns @ 1.. = self.turns.wait_ns(launch)
         {
             return Decision::Hold(wait_ns).because(Reason::NotItsTurn);
         }
-        let is_alone = launch.high_clients == 0 && self.best_effort.len() == 1;
+        let is_alone = launch.high_clients == 0 && self.clients.best_effort() == 1;
         let lease = if is_alone { self.settings.lease_launches } else { 0 };
         Decision::Run(lease).because(if is_alone { Reason::Alone } else { Reason::Between })
     }
@@ -227,49 +226,39 @@ impl Herald {
         if is_light { launch.predicted_ns.div_ceil(10) } else { launch.predicted_ns }
     }
 
-    /// Whole if it is short. A long launch that can yield does not have to be waited for.
+    /// Whole if the open units, and those that may begin at any time, can bear it. Else the form that yields soonest at
+    /// least cost, as in `tally-priority`.
     fn form(&mut self, launch: &Launch) -> Decision {
-        // A unit may begin at any time, and has to bear what is under way then.
-        let spare = self.services.iter().map(|service| service.allowance_ns().unwrap_or(0)).min();
-        let long_ns = self.settings.long_ns.max(spare.unwrap_or(0));
-        if launch.predicted_ns <= long_ns {
+        let bearable_ns =
+            self.services.iter().map(|service| service.allowance_ns().unwrap_or(0)).min();
+        if launch.predicted_ns <= bearable_ns.unwrap_or(0) {
             return Decision::Run(0);
         }
-        let decision = if launch.is_graph() {
-            let nodes = launch.grid_blocks.saturating_mul(long_ns) / launch.predicted_ns;
-            Decision::Sliced(u32::try_from(nodes).unwrap_or(u32::MAX).max(1))
-        } else {
-            Decision::Preemptible
-        };
-        if launch.offers(decision.form().0) {
+        let (decision, _) = self.forms.decide(launch, &self.settings.forms);
+        if matches!(launch.runs_as(decision), Form::Sliced | Form::Preemptible) {
             let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns);
             let until_ns = until_ns.saturating_add(launch.predicted_ns);
             self.long_until_ns = self.long_until_ns.max(until_ns);
-            return decision;
         }
-        if launch.can_prepare() {
-            return decision;
-        }
-        // The last resort: it is in the way on some of the SMs only.
-        let sms = launch.sm_count.saturating_sub(self.settings.reserve_sms);
-        if launch.can_limit() && sms > 0 { Decision::SmLimited(sms) } else { Decision::Run(0) }
+        decision
     }
 
     fn set_yield(&mut self, yielded: bool) {
         if self.yielded != yielded {
             self.yielded = yielded;
-            self.best_effort.iter().for_each(|&id| host::set_yield(id, yielded));
+            self.clients.best_effort_ids().for_each(|id| host::set_yield(id, yielded));
         }
     }
 
     /// What best effort has under way when a unit begins delays it: no more than the least that a service can spare.
-    fn set_window(&mut self) {
+    fn change_terms(&mut self) {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
+        let is_alone = self.clients.high() == 0;
         let spare_ns = self.services.iter().filter_map(Service::allowance_ns).min();
         let shared_ns =
             spare_ns.map_or(most_ns, |ns| (ns / 2).clamp(least_ns.min(most_ns), most_ns));
-        let window_ns = match (self.time_sliced, self.services.is_empty()) {
-            (true, _) if self.best_effort.len() > 1 => self.turns.window_ns(),
+        let window_ns = match (self.time_sliced, is_alone) {
+            (true, _) if self.clients.best_effort() > 1 => self.turns.window_ns(),
             (true, _) => self.settings.turn_ns,
             (false, true) => WINDOW_OPEN,
             (false, false) => shared_ns,
@@ -277,12 +266,28 @@ impl Herald {
         // Small changes are not worth a call each.
         if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
             self.window_ns = window_ns;
-            self.best_effort.iter().for_each(|&id| host::set_window(id, window_ns));
         }
+        let yields = !self.time_sliced && self.services.iter().any(Service::is_strict);
+        self.clients.set_terms(Terms {
+            window_ns: self.window_ns,
+            leases: is_alone,
+            yields: yields.then_some(self.settings.idle_gap_ns),
+        });
     }
 }
 
-tally_sdk::export!(Herald: units, membership);
+/// What outlives a reload is what was measured of kernels, from and for `tally-priority` too.
+impl Stateful for Herald {
+    fn snapshot(&self) -> Saved {
+        self.forms.snapshot()
+    }
+
+    fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        self.forms.restore(from)
+    }
+}
+
+tally_sdk::export!(Herald: units, membership, state);
 
 #[cfg(test)]
 mod tests;

@@ -15,10 +15,8 @@ pub struct Settings {
     pub light_ns: u64,
     /// `light_sms_percent`: a launch whose blocks are no more than this share of the SMs is light.
     pub light_sms_percent: u32,
-    /// `long_us`: a launch that takes longer runs so that it can yield, if it can.
-    pub long_ns: u64,
-    /// `reserve_sms`: SMs that a long launch leaves to others if it cannot yield.
-    pub reserve_sms: u32,
+    /// How a form is chosen for what cannot be borne whole.
+    pub forms: tally_forms::Settings,
     /// `turn_us`: GPU time of a best-effort client's turn where contexts take turns.
     pub turn_ns: u64,
     /// `lease_launches`: launches that start unasked while no high-priority client is connected.
@@ -38,8 +36,7 @@ impl Settings {
             window_ns_min: config.microseconds("window_us_min", 100, 1..=10_000_000)?,
             light_ns: config.microseconds("light_us", 5, 0..=1_000_000)?,
             light_sms_percent: config.small("light_sms_percent", 12, 0..=100)?,
-            long_ns: config.microseconds("long_us", 100, 1..=10_000_000)?,
-            reserve_sms: config.small("reserve_sms", 64, 0..=1_024)?,
+            forms: tally_forms::Settings::take(&mut config, true)?,
             turn_ns: config.microseconds("turn_us", 20_000, 1..=10_000_000)?,
             lease_launches: config.small("lease_launches", 1_000_000, 0..=u32::MAX)?,
         };

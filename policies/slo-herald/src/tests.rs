@@ -165,23 +165,23 @@ fn another_objective_starts_anew() {
 }
 
 #[test]
-fn long_launches_yield_or_leave_sms() {
-    let mut b = Bench::new(NEVER);
-    let plain = b.asked(300 * US);
-    let of = |offered| Launch { offered, ..plain };
-    for (offered, form) in [
-        (FormsOffered::empty(), Form::Whole),
-        (FormsOffered::all(), Form::Preemptible),
-        (FormsOffered::SM_LIMITED, Form::SmLimited),
-    ] {
-        let asked = of(offered);
-        assert_eq!(b.policy.decide(&asked).decision.form().0, form, "{offered:?}");
-    }
-    let prepares = of(FormsOffered::PREPARABLE | FormsOffered::SM_LIMITED);
-    assert_eq!(b.policy.decide(&prepares).decision, Decision::Preemptible);
-    let graph = Launch { state: LaunchState::GRAPH, grid_blocks: 30, ..of(FormsOffered::SLICED) };
-    assert_eq!(b.policy.decide(&graph).decision, Decision::Sliced(10));
+fn what_a_unit_cannot_bear_whole_runs_so_that_it_can_yield() {
+    let mut b = Bench::new(3 * MS);
+    let graph = |b: &Bench| Launch {
+        state: LaunchState::GRAPH,
+        offered: FormsOffered::SLICED,
+        grid_blocks: 100,
+        ..b.asked(10 * MS)
+    };
+    let asked = graph(&b);
+    assert_eq!(b.policy.decide(&asked).decision.form().0, Form::Sliced);
+    let kernel = Launch { offered: FormsOffered::PREPARABLE, ..b.asked(MS) };
+    assert_eq!(b.policy.decide(&kernel).decision, Decision::Preemptible, "to be transformed");
+    b.units(8, MS);
+    assert_eq!(b.policy.decide(&kernel).decision, RUNS, "1.85 ms can be borne");
     // One that is under way yields to a unit that cannot bear it, until the unit is over.
+    let asked = graph(&b);
+    assert_eq!(b.policy.decide(&asked).decision.form().0, Form::Sliced);
     calls();
     b.begin();
     assert_eq!(calls(), [Call::SetYield { client: BATCH, yielded: true }]);

@@ -31,19 +31,16 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`Clients`], [`Turns`] | who is connected; `time-sliced`: whose turn it is; of the SDK, for they are not of the paper |
-//! | [`concurrent`] | `concurrent`: the form of each launch |
-//! | [`candidates`](concurrent::candidates), [`choose`](concurrent::choose) | which forms there are, and the best of them |
-//! | [`profiler`](concurrent::profiler) | what was measured, and what to try next |
+//! | [`Turns`] | `time-sliced`: whose turn it is; of the SDK, for it is not of the paper |
+//! | [`tally_forms`] | `concurrent`: the form of each launch; a crate, for other policies need it too |
 //!
 //! `docs/policies.md` says where this differs from the paper, and why.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
-mod concurrent;
 mod settings;
 
-use concurrent::Forms;
 use settings::Settings;
+use tally_forms::{Forms, Why};
 use tally_sdk::{
     Answer, Client, ClientId, Clients, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
     Policy, Saved, SharingMode, Stateful, Terms, Turns, WINDOW_OPEN, host,
@@ -79,7 +76,7 @@ impl Policy for Priority {
             config: config.into(),
             settings,
             turns: Turns::new(settings.turn_ns),
-            forms: Forms::new(&settings, in_force),
+            forms: Forms::new(&settings.forms, in_force),
             clients: Clients::default(),
         })
     }
@@ -107,7 +104,13 @@ impl Policy for Priority {
             let lease = if takes_turns { 0 } else { self.settings.lease_launches };
             return Decision::Run(lease).because(Reason::Alone);
         }
-        self.forms.decide(launch, &self.settings)
+        let (decision, why) = self.forms.decide(launch, &self.settings.forms);
+        decision.because(match why {
+            Why::Short => Reason::Short,
+            Why::Chosen => Reason::Chosen,
+            Why::Tried => Reason::Tried,
+            Why::Prepared => Reason::Prepared,
+        })
     }
 }
 
@@ -152,7 +155,7 @@ impl Priority {
         self.clients.set_terms(Terms {
             window_ns: window_ns.min(turn_ns),
             leases: is_alone && !takes_turns,
-            yields: (!is_alone && self.settings.forms).then_some(self.settings.idle_gap_ns),
+            yields: (!is_alone && self.settings.forms.forms).then_some(self.settings.idle_gap_ns),
         });
         self.forms.hand_over();
     }

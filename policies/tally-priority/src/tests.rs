@@ -9,6 +9,7 @@ mod saving;
 mod turns;
 
 use crate::Priority;
+use crate::settings::Settings;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tally_sdk::testing::{Call, calls, client, launch, set_sharing_mode};
@@ -24,6 +25,11 @@ fn policy(config: &str) -> Priority {
     let policy = Priority::init(config).unwrap();
     calls();
     policy
+}
+
+/// The forms' part of a configuration, where kernels run at once.
+fn forms_of(config: &str) -> tally_forms::Settings {
+    Settings::read(config, SharingMode::Concurrent).unwrap().0.forms
 }
 
 fn beside_high(high_idle_ns: u64) -> Launch {
@@ -150,7 +156,7 @@ fn constants_are_configuration() {
         ("review_launches = 3", "expected a whole number from 16 to"),
         (
             "idle_gap_ms = 1",
-            "unknown key `idle_gap_ms`; known keys: idle_gap_us, window_us, forms, turn_us, lease",
+            "unknown key `idle_gap_ms`; known keys: idle_gap_us, window_us, turn_us, lease",
         ),
     ] {
         let error = Priority::init(text).err().unwrap();

@@ -63,6 +63,11 @@ impl Clients {
         self.best_effort.len()
     }
 
+    /// The best-effort clients, in the order in which they came.
+    pub fn best_effort_ids(&self) -> impl Iterator<Item = ClientId> {
+        self.best_effort.iter().map(|&(id, _)| id)
+    }
+
     /// Give all best-effort clients these terms, and tell the core what is new to each.
     pub fn set_terms(&mut self, terms: Terms) {
         for (client, had) in &mut self.best_effort {

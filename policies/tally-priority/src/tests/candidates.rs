@@ -1,9 +1,10 @@
 //! Which forms of which kernels are considered.
 
-use crate::concurrent::candidates::{Candidate, candidates};
-use crate::settings::Settings;
+use crate::tests::forms_of;
 use crate::tests::{OFFERS, any_launch};
 use proptest::prelude::*;
+use tally_forms::Settings;
+use tally_forms::candidates::{Candidate, candidates};
 use tally_sdk::testing::launch;
 use tally_sdk::{Decision, FormsOffered, Launch, LaunchState};
 
@@ -12,7 +13,7 @@ fn kernel(blocks: u64, us: u64) -> Launch {
 }
 
 fn of(launch: &Launch) -> Vec<Candidate> {
-    candidates(launch, &Settings::concurrent("").unwrap())
+    candidates(launch, &forms_of(""))
 }
 
 fn choices(launch: &Launch) -> Vec<Decision> {
@@ -96,7 +97,7 @@ fn sizes_stay_when_a_time_wavers() {
 #[test]
 fn an_sm_limit_leaves_at_least_the_reserve_and_limits_something() {
     let limit = |text, launch: &Launch| {
-        let all = candidates(launch, &Settings::concurrent(text).unwrap());
+        let all = candidates(launch, &forms_of(text));
         all.iter().find_map(|c| if let Decision::SmLimited(n) = c.form { Some(n) } else { None })
     };
     let long = kernel(132, 3_000);
@@ -119,7 +120,7 @@ fn an_unknown_number_of_sms_is_a_guess_not_a_division_by_0() {
 proptest! {
     #[test]
     fn every_candidate_is_offered_and_makes_sense(launch in any_launch(), bound in 0..100_000_u64) {
-        let settings = Settings { turnaround_ns_max: bound, ..Settings::concurrent("").unwrap() };
+        let settings = Settings { turnaround_ns_max: bound, ..forms_of("") };
         let all = candidates(&launch, &settings);
         prop_assert!(!all.is_empty() && all.len() <= 6);
         prop_assert_eq!(all[0].form, Decision::Run(0));

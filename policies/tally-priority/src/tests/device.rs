@@ -2,11 +2,12 @@
 //! for the policy to learn from. Deterministic.
 
 use crate::Priority;
-use crate::concurrent::candidates::{Candidate, candidates};
-use crate::concurrent::choose::choose;
-use crate::settings::Settings;
+use crate::tests::forms_of;
 use crate::tests::policy;
 use std::collections::{BTreeMap, VecDeque};
+use tally_forms::Settings;
+use tally_forms::candidates::{Candidate, candidates};
+use tally_forms::choose::choose;
 use tally_sdk::testing::{kernel, launch, set_kernels};
 use tally_sdk::{
     Decision, Form, FormProfile, FormsOffered, KernelProfile, Launch, Policy, RECENT_SAMPLES,
@@ -120,7 +121,7 @@ impl Device {
             recent: BTreeMap::new(),
             predicted: vec![Vec::new(); truths.len()],
             truths,
-            settings: Settings::concurrent(config).unwrap(),
+            settings: forms_of(config),
             policy: policy(config),
             ran: Vec::new(),
             disturbed_every: 0,

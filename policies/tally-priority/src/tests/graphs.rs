@@ -1,7 +1,7 @@
 //! The forms of CUDA graphs.
 
-use crate::concurrent::candidates::graph_form;
-use crate::settings::Settings;
+use crate::tests::forms_of;
+use tally_forms::candidates::graph_form;
 use tally_sdk::testing::launch;
 use tally_sdk::{Decision, FormsOffered, Launch, LaunchState};
 
@@ -16,7 +16,7 @@ fn graph(nodes: u64, predicted_us: u64) -> Launch {
 }
 
 fn chosen(launch: &Launch) -> Decision {
-    graph_form(launch, &Settings::concurrent("").unwrap())
+    graph_form(launch, &forms_of(""))
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn one_whose_parts_can_be_made_has_them_asked_for() {
 
 #[test]
 fn the_part_is_configuration_and_never_below_the_bound_of_a_kernel() {
-    let form = |text| graph_form(&graph(280, 2_800), &Settings::concurrent(text).unwrap());
+    let form = |text| graph_form(&graph(280, 2_800), &forms_of(text));
     assert_eq!(form("graph_part_us = 40"), Decision::Sliced(4));
     assert_eq!(form("graph_part_us = 40\nturnaround_ns_max = 80000"), Decision::Sliced(8));
 }

@@ -1,10 +1,10 @@
 //! What was measured outlives a reload, and nothing that is offered instead does harm.
 
-use crate::concurrent::KEPT_MAX;
-use crate::concurrent::{FORMAT, VERSION};
 use crate::tests::{any_launch, policy};
 use crate::{Priority, tests::device::Truth};
 use proptest::prelude::*;
+use tally_forms::KEPT_MAX;
+use tally_forms::{FORMAT, VERSION};
 use tally_sdk::testing::{Call, calls, kernel, reloaded, set_kernels};
 use tally_sdk::{
     Decision, Form, FormProfile, KernelProfile, Policy, SAVED_BYTES_MAX, Saved, Stateful,

@@ -1,4 +1,5 @@
-//! Where kernels run at once: the form of each launch that may start beside a high-priority client.
+//! The form of each launch that may start beside a high-priority client, where kernels run at once: the transparent
+//! profiler of Tally (ASPLOS 2025, section 4.2). Shared by policies that decide differently when a launch may start.
 //!
 //! Usual paths first: a launch predicted to be within the bound runs whole without a
 //! look at anything; a long kernel that is known runs in its chosen form. Only a new
@@ -8,15 +9,16 @@
 pub mod candidates;
 pub mod choose;
 pub mod profiler;
+mod settings;
 
-use crate::Reason;
-use crate::settings::Settings;
+pub use settings::Settings;
+
 use candidates::{candidates, graph_form};
 use profiler::Entry;
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Answer, Counters, Decision, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved, TokenBucket,
+    Counters, Decision, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved, TokenBucket,
 };
 
 /// A form that is not there yet is asked for again after so many launches of the same client: the
@@ -31,9 +33,23 @@ const KERNELS_MAX: usize = 4_096;
 pub const KEPT_MAX: usize = 1_024;
 /// Tries that can be saved up for when there is something to try.
 const TRIES_SAVED_MAX: u32 = 8;
-/// What the policy saves.
-pub const FORMAT: &str = "tally-priority";
+/// Of what is saved, whichever policy saves it.
+pub const FORMAT: &str = "tally-forms";
+/// Rises when what is saved changes.
 pub const VERSION: u32 = 1;
+
+/// Why a form was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// No form other than whole is needed.
+    Short,
+    /// The best form of this kernel.
+    Chosen,
+    /// To measure this form.
+    Tried,
+    /// To have this kernel transformed.
+    Prepared,
+}
 
 /// Places in [`Forms::counters`], the first four by [`tally_sdk::Form`].
 const COUNTERS: [&str; 6] = [
@@ -80,24 +96,24 @@ impl Forms {
     }
 
     /// The form of a launch that starts now.
-    pub fn decide(&mut self, launch: &Launch, settings: &Settings) -> Answer {
+    pub fn decide(&mut self, launch: &Launch, settings: &Settings) -> (Decision, Why) {
         self.tries.earn();
         let bound_ns = if launch.is_graph() { 0 } else { settings.turnaround_ns_max };
-        let answer = if !settings.forms
+        let (decision, why) = if !settings.forms
             // Never measured is 0: it has to run whole to be.
             || launch.predicted_ns <= bound_ns
             // One id for many kernels: nothing to measure.
             || (launch.kernel == NO_KERNEL && !launch.is_graph())
         {
-            Decision::Run(0).because(Reason::Short)
+            (Decision::Run(0), Why::Short)
         } else if launch.is_graph() {
             self.graph(launch, settings)
         } else {
             self.kernel(launch, settings)
         };
-        self.counters.add(launch.runs_as(answer.decision) as usize, 1);
+        self.counters.add(launch.runs_as(decision) as usize, 1);
         self.counters.tick(launch.now_ns);
-        answer
+        (decision, why)
     }
 
     /// Hand the counts over.
@@ -105,18 +121,18 @@ impl Forms {
         self.counters.hand_over();
     }
 
-    fn graph(&mut self, launch: &Launch, settings: &Settings) -> Answer {
+    fn graph(&mut self, launch: &Launch, settings: &Settings) -> (Decision, Why) {
         let decision = graph_form(launch, settings);
         if !launch.offers(decision.form().0) {
             return self.prepare(launch, decision);
         }
-        decision.because(Reason::Chosen)
+        (decision, Why::Chosen)
     }
 
-    fn kernel(&mut self, launch: &Launch, settings: &Settings) -> Answer {
+    fn kernel(&mut self, launch: &Launch, settings: &Settings) -> (Decision, Why) {
         if launch.can_prepare() && !launch.can_preempt() && launch.has_boundaries() {
             let answer = self.prepare(launch, Decision::Preemptible);
-            if answer != Decision::Run(0) {
+            if answer.0 != Decision::Run(0) {
                 return answer;
             }
         }
@@ -132,22 +148,22 @@ impl Forms {
             entry.count_try(next, &candidates(launch, settings));
             self.tries.spend();
             self.counters.add(EXPLORED, 1);
-            return next.because(Reason::Tried);
+            return (next, Why::Tried);
         }
-        entry.chosen.because(Reason::Chosen)
+        (entry.chosen, Why::Chosen)
     }
 
     /// Answer with a form that is not there yet, so that it is made; not each time.
-    fn prepare(&mut self, launch: &Launch, decision: Decision) -> Answer {
+    fn prepare(&mut self, launch: &Launch, decision: Decision) -> (Decision, Why) {
         let entry = self.entry(launch.kernel);
         if entry.ask_in > 0 && entry.asked_for == Some(launch.client) {
             entry.ask_in -= 1;
-            return Decision::Run(0).because(Reason::Chosen);
+            return (Decision::Run(0), Why::Chosen);
         }
         entry.ask_in = ASK_AGAIN_LAUNCHES - 1;
         entry.asked_for = Some(launch.client);
         self.counters.add(REQUESTED, 1);
-        decision.because(Reason::Prepared)
+        (decision, Why::Prepared)
     }
 
     /// Choose anew from what the core measured.
@@ -218,7 +234,6 @@ impl Forms {
     }
 
     /// Long kernels that are known.
-    #[cfg(test)]
     pub fn known(&self) -> usize {
         self.kernels.len()
     }

@@ -5,7 +5,7 @@
 //! Pure functions of the launch and the constants. [`super::profiler`] replaces the
 //! estimates by what the core measured; [`super::choose`] picks.
 
-use crate::settings::Settings;
+use crate::Settings;
 use tally_sdk::grid::{scaled, step_down};
 use tally_sdk::{Decision, Launch};
 

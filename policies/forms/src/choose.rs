@@ -10,7 +10,7 @@
 //! priority wait for a millisecond serves neither.
 
 use super::candidates::Candidate;
-use crate::settings::Settings;
+use crate::Settings;
 use tally_sdk::Decision;
 use tally_sdk::grid::scaled;
 
@@ -72,6 +72,7 @@ fn is_sm_limited(candidate: &Candidate) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tally_sdk::config::Config;
 
     const US: u64 = 1_000;
 
@@ -85,7 +86,7 @@ mod tests {
     }
 
     fn best(candidates: &[Candidate], text: &str) -> Decision {
-        choose(candidates, &Settings::concurrent(text).unwrap()).form
+        choose(candidates, &Settings::take(&mut Config::parse(text).unwrap(), true).unwrap()).form
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use super::candidates::{Candidate, candidates};
 use super::choose::choose;
-use crate::settings::Settings;
+use crate::Settings;
 use tally_sdk::grid::scaled;
 use tally_sdk::{ClientId, Decision, FormsOffered, KernelProfile, Launch};
 
