@@ -8,6 +8,7 @@ use super::Engine;
 use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
+use super::marks::Marks;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
 use super::service::Service;
@@ -95,6 +96,8 @@ pub struct DispatchClient {
     pub meter: Meter,
     /// Its requests, for the status; of high-priority clients.
     pub service: Option<Box<Service>>,
+    /// Units of work that it marks; of high-priority clients.
+    pub marks: Option<Box<Marks>>,
     next_ticket: u64,
     stuck_since_ns: Option<u64>,
     stuck_look_ns: u64,
@@ -127,6 +130,9 @@ impl DispatchClient {
             // What is no objective was logged when it registered.
             Box::new(Service::new(Objective::of_labels(labels).unwrap_or_default(), now_ns))
         });
+        let marks = service
+            .is_some()
+            .then(|| Box::new(Marks::new(&link.region.marks, &link.core.marks_read, now_ns)));
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         DispatchClient {
             next_ticket: link.first_ticket,
@@ -140,6 +146,7 @@ impl DispatchClient {
             oddities: Oddities::default(),
             meter: Meter::default(),
             service,
+            marks,
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
@@ -201,8 +208,8 @@ impl DispatchClient {
         self.standstill.count()
     }
 
-    /// High priority: tell the engine if it became busy or idle. True if it did. `stall_ns`: see
-    /// [`Standstill`].
+    /// High priority: tell the engine if it became busy or idle. True if it did, or if there are more marks to be read.
+    /// `stall_ns`: see [`Standstill`].
     pub fn poll_activity(
         &mut self,
         now_ns: u64,
@@ -211,8 +218,13 @@ impl DispatchClient {
         out: &mut Vec<Action>,
     ) -> bool {
         let a = &self.link.region.activity;
-        if let Some(service) = &mut self.service {
-            service.look(now_ns, a, !self.unanswered.is_empty());
+        let mut has_more = false;
+        if let (Some(service), Some(marks)) = (&mut self.service, &mut self.marks) {
+            has_more = marks.read(now_ns, &self.link.region.marks, &self.link.core.marks_read);
+            match marks.has_requests() {
+                true => service.look_at_marks(now_ns, marks),
+                false => service.look(now_ns, a, !self.unanswered.is_empty()),
+            }
         }
         self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
@@ -237,7 +249,7 @@ impl DispatchClient {
             self.busy_periods = periods;
         }
         self.activity_looked_ns = now_ns;
-        changed
+        changed || has_more
     }
 
     /// Ask the client, if it is time: a high-priority one whether it is still busy, a best-effort one to report
@@ -545,7 +557,7 @@ impl DispatchClient {
         if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.says_busy {
             return true;
         }
-        self.has_launches()
+        self.has_launches() || self.marks.as_ref().is_some_and(|marks| marks.has_more())
     }
 
     /// Whether its ring has something that would be taken.

@@ -1,8 +1,10 @@
 //! How long a high-priority client's requests took lately, and how many kept its objective.
 //!
-//! A request is a period of activity, as in an A/B test ([`super::measure`]). One that was under way when the client
+//! A request is what the client marks as one ([`super::marks`]), else a period of activity, as in an A/B test
+//! ([`super::measure`]). One that was under way when the client
 //! registered is not counted. Recent figures are of the last five to ten minutes: two stretches take turns.
 
+use super::marks::Marks;
 use super::measure;
 use hdrhistogram::Histogram;
 use tally_ab::meter::{Meter, Requests};
@@ -11,10 +13,10 @@ use tally_contract::objective::Objective;
 use tally_ipc::layout::Activity;
 
 /// Length of a stretch, ns.
-const STRETCH_NS: u64 = 300_000_000_000;
+pub(super) const STRETCH_NS: u64 = 300_000_000_000;
 /// Times told apart, ns: 1 us to 1 h, to a hundredth.
-const TIMES_NS: [u64; 2] = [1_000, 3_600_000_000_000];
-const SIGNIFICANT_DIGITS: u8 = 2;
+pub(super) const TIMES_NS: [u64; 2] = [1_000, 3_600_000_000_000];
+pub(super) const SIGNIFICANT_DIGITS: u8 = 2;
 /// Requests counted at once, so that a client's wild counter stays within a stretch.
 const TOGETHER_MAX: u64 = 1_000_000;
 
@@ -108,12 +110,28 @@ impl Service {
         self.now.slo_ns = self.before.slo_ns;
     }
 
-    /// Counts what ended since the last look; `waits`: a launch is held.
-    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) {
+    fn turn(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.end_stretch();
             self.turned_ns = now_ns;
         }
+    }
+
+    /// Counts marked requests that ended in this pass. At the first one what was counted before is forgotten: it was
+    /// activity of the same requests, or before them.
+    pub fn look_at_marks(&mut self, now_ns: u64, marks: &Marks) {
+        self.turn(now_ns);
+        if marks.is_first() {
+            self.now.clear();
+            self.before.clear();
+            self.over = [0; 2];
+        }
+        marks.count(&mut self.now);
+    }
+
+    /// Counts what ended since the last look; `waits`: a launch is held.
+    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) {
+        self.turn(now_ns);
         if let Some(look) = measure::look(activity) {
             let look = if waits { measure::held(look) } else { look };
             self.meter.look(look, now_ns, &mut self.now);
