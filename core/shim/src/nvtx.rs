@@ -420,10 +420,8 @@ mod tests {
             std::ffi::CString::new("tally:request ".to_owned() + &"x".repeat(9_000)).unwrap();
         assert_eq!(what(&long), of(Kind::Request, None));
         // SAFETY: null is no text.
-        assert_eq!(
-            unsafe { (marked(std::ptr::null()), marked_by(std::ptr::null())) },
-            (None, None)
-        );
+        let null = unsafe { (marked(std::ptr::null()), marked_by(std::ptr::null())) };
+        assert_eq!(null, (None, None));
         assert_eq!((registered(0), registered(0x5555_0000_1234)), (None, None));
     }
 

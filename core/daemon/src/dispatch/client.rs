@@ -2,6 +2,7 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+mod flags;
 mod turnarounds;
 
 use super::Engine;
@@ -19,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ab::meter::Meter;
 use tally_contract::objective::Objective;
-use tally_engine::policy::{Class, forms_offered, launch_state};
+use tally_engine::policy::Class;
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
@@ -439,8 +440,8 @@ impl DispatchClient {
         let submission = Submission {
             ticket,
             kernel,
-            state: translated(request.flags, STATES),
-            offered: translated(request.flags, FORMS),
+            state: flags::state(request.flags),
+            offered: flags::offered(request.flags),
             grid_blocks: if is_graph { request.grid[0].into() } else { product(request.grid) },
             block_threads: product(request.block).min(u32::MAX.into()) as u32,
             shared_bytes: request.shared_bytes,
@@ -576,27 +577,6 @@ impl DispatchClient {
         self.unanswered.is_empty()
             && ring::poll(&self.link.region, self.next_ticket) == Polled::Empty
     }
-}
-
-const STATES: [(u32, u32); 3] = [
-    (submission_flags::GRAPH, launch_state::GRAPH),
-    (submission_flags::COOPERATIVE, launch_state::COOPERATIVE),
-    (submission_flags::CLUSTERED, launch_state::CLUSTERED),
-];
-
-/// What a client says it can do is believed: one that lies about it holds back
-/// its own launches only, and delays others no longer than a whole launch.
-const FORMS: [(u32, u32); 4] = [
-    (submission_flags::CAN_SLICE, forms_offered::SLICED),
-    (submission_flags::CAN_PREEMPT, forms_offered::PREEMPTIBLE),
-    (submission_flags::CAN_LIMIT, forms_offered::SM_LIMITED),
-    (submission_flags::CAN_PREPARE, forms_offered::PREPARABLE),
-];
-
-/// A client's bits as the engine's.
-fn translated<const N: usize>(flags: u32, bits: [(u32, u32); N]) -> u32 {
-    let set = bits.iter().filter(|(theirs, _)| flags & theirs != 0);
-    set.fold(0, |all, (_, ours)| all | ours)
 }
 
 /// CPU time of this thread.
