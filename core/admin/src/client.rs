@@ -103,14 +103,45 @@ pub struct Objective {
     pub percentile: f64,
 }
 
-/// Requests of a high-priority client: its periods of activity, from the first launch on idle streams until the call
-/// that waits for the last one returns.
+/// Units of work of one kind that a client marks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Units {
+    /// Units that ended since the client registered.
+    pub count: u64,
+    /// Units of the last five to ten minutes.
+    pub recent: u64,
+    /// Median of the recent units, ms.
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+}
+
+/// Units of work that a high-priority client marks with NVTX ranges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Marks {
+    /// The client's requests are the marked ones; otherwise its periods of activity.
+    pub requests: bool,
+    /// Marked requests under way.
+    pub open: u64,
+    /// Age of the oldest of them, its time in the program's queue included, ms; 0 without any.
+    pub oldest_ms: f64,
+    pub tokens: Units,
+    pub prefills: Units,
+    /// Units not counted because too many were open, or more ended than the core could read.
+    pub dropped: u64,
+    /// Units ignored because they end before they begin, or in the future.
+    pub wrong: u64,
+    /// Units that began or were queued before the client registered, and count from then.
+    pub shortened: u64,
+}
+
+/// Requests of a high-priority client: those that it marks, or else its periods of activity, from the first launch on
+/// idle streams until the call that waits for the last one returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     /// Its objective; `null` without one.
     #[serde(deserialize_with = "required")]
     pub objective: Option<Objective>,
-    /// Requests that ended since it registered.
+    /// Requests that ended since it registered. Begins anew at the first marked request.
     pub requests: u64,
     /// Requests that kept the objective of their time.
     pub requests_within: u64,
@@ -122,6 +153,9 @@ pub struct Service {
     /// Share of the recent requests that kept the objective, %; `null` without requests or objective.
     #[serde(deserialize_with = "required")]
     pub attainment_percent: Option<f64>,
+    /// What it marks; `null` if it has marked nothing.
+    #[serde(deserialize_with = "required")]
+    pub marks: Option<Marks>,
 }
 
 /// Launches by the entry point of the driver.

@@ -15,8 +15,8 @@ mod status;
 mod words;
 
 pub use client::{
-    ClientStatus, Decisions, Departed, EntryPoints, Identity, MechanismState, MpsUse, Objective,
-    Report, Service, Totals, Transformed, UngovernedStatus, WaitReason, Why,
+    ClientStatus, Decisions, Departed, EntryPoints, Identity, Marks, MechanismState, MpsUse,
+    Objective, Report, Service, Totals, Transformed, UngovernedStatus, Units, WaitReason, Why,
 };
 pub use policy::{
     Active, Disabled, FaultCostUs, FaultCounts, Faults, LastDisabled, LastFault, LoadFailure,

@@ -218,6 +218,10 @@ limits! {
         GRAPH_PARTS_MAX: usize = 256, Count;
         /// Parts of all graphs of a client.
         GRAPH_EXECS_MAX: usize = 4_096, Count;
+        /// Marked units of work of a client that are open at once. Further ones are dropped and counted.
+        OPEN_MARKS_MAX: usize = 64, Count;
+        /// Marked units of work of a client that ended and wait for the core. Further ones are dropped and counted.
+        MARK_SLOTS: usize = 1_024, Count;
     }
     "The component" {
         /// A component's file; larger ones are refused. Default of `policy.limits.component_bytes_max`.
@@ -300,6 +304,8 @@ limits! {
         /// Streams, and ends of launches, that one pass of the dispatch thread takes from one client, and from all
         /// clients of one user together.
         PASS_COMPLETIONS_CLIENT_MAX: usize = 256, Count;
+        /// Marked units of work that one pass of the dispatch thread takes from one high-priority client.
+        PASS_MARKS_CLIENT_MAX: usize = 32, Count;
         /// Threads that one pass wakes of all clients of one user, and system calls that it needs for that.
         PASS_WAKES_USER_MAX: u32 = 12, Count;
         /// Time that a registration beyond `admission.user_joins_per_s` waits before it is refused.

@@ -6,12 +6,13 @@ mod kernel;
 pub use departed::{departed, totals};
 pub use kernel::kernel;
 
+use crate::dispatch::marks::{MarkNumbers, UnitNumbers};
 use crate::dispatch::service::ServiceNumbers;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
 use tally_admin::{
     Active, Class, ClientStatus, Decisions, EntryPoints, FaultCostUs, FaultCounts, Faults,
-    Identity, LastDisabled, LastFault, LoadFailure, MechanismState, MpsUse, Objective,
-    PolicyReport, ReasonStatus, Report, Restored, Service, Transformed, WaitReason, Why,
+    Identity, LastDisabled, LastFault, LoadFailure, Marks, MechanismState, MpsUse, Objective,
+    PolicyReport, ReasonStatus, Report, Restored, Service, Transformed, Units, WaitReason, Why,
 };
 use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
@@ -217,7 +218,29 @@ fn charged_ms(class: Class, n: &ClientNumbers) -> f64 {
     ns as f64 / 1e6
 }
 
-fn service(n: &ServiceNumbers) -> Service {
+fn units(n: &UnitNumbers) -> Units {
+    Units {
+        count: n.count,
+        recent: n.recent,
+        p50_ms: n.p50_ns as f64 / 1e6,
+        p99_ms: n.p99_ns as f64 / 1e6,
+    }
+}
+
+fn marks(n: &MarkNumbers) -> Marks {
+    Marks {
+        requests: n.has_requests,
+        open: n.open,
+        oldest_ms: n.oldest_ns as f64 / 1e6,
+        tokens: units(&n.tokens),
+        prefills: units(&n.prefills),
+        dropped: n.dropped,
+        wrong: n.wrong,
+        shortened: n.shortened,
+    }
+}
+
+fn service(n: &ServiceNumbers, marked: Option<&MarkNumbers>) -> Service {
     let attainment = n.recent_within as f64 / n.recent as f64 * 100.0;
     Service {
         objective: n
@@ -229,6 +252,7 @@ fn service(n: &ServiceNumbers) -> Service {
         p50_ms: n.p50_ns as f64 / 1e6,
         p99_ms: n.p99_ns as f64 / 1e6,
         attainment_percent: n.objective.filter(|_| n.recent > 0).map(|_| attainment),
+        marks: marked.map(marks),
     }
 }
 
@@ -270,7 +294,7 @@ pub fn client(
         measured_ms: n.stats.measured_ns as f64 / 1e6,
         launches_measured: n.stats.measured,
         busy: n.shim.busy && identity.class == Class::High,
-        service: n.service.as_ref().map(service),
+        service: n.service.as_ref().map(|s| service(s, n.marks.as_ref())),
         standstills: n.standstills,
         in_flight: n.state.in_flight,
         in_flight_us: n.state.in_flight_ns as f64 / 1e3,

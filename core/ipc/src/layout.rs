@@ -1,6 +1,7 @@
 //! What lies where in the two shared regions. All plain old data and atomics,
 //! valid when zero-filled, the same for every process of one machine.
 
+use crate::marks::Marks;
 use crate::text::printable;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
@@ -407,6 +408,8 @@ pub struct ClientRegion {
     pub gates: Gates,
     /// Times that launches took to yield.
     pub turnarounds: Turnarounds,
+    /// Units of work that the program marks.
+    pub marks: Marks,
     /// Ring of launches that await a decision; a slot is its ticket modulo [`RING_SLOTS`].
     pub submissions: [Submission; RING_SLOTS],
     /// Kernels that submissions name by index.
@@ -428,7 +431,10 @@ pub struct CoreRegion {
     pub consumed: AtomicU64,
     /// Bumped before every wake-up; what waiting threads sleep on.
     pub wake: AtomicU32,
-    _pad0: [u32; 13],
+    _pad0: u32,
+    /// Marked units that the core has read: see [`crate::marks`].
+    pub marks_read: AtomicU64,
+    _pad1: [u64; 5],
     /// 1 while the core sleeps: ring the doorbell after a submission.
     pub parked: AtomicU32,
     /// 1 while the core sleeps and wants to hear of activity starting or ending.

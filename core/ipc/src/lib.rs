@@ -13,12 +13,13 @@
 //! is read through atomics, bounded, and a lie can only hurt the liar.
 //!
 //! Read next: [`layout`] for the regions, [`ring`] for the submission protocol,
-//! [`wire`] for registration.
+//! [`marks`] for units of work that programs mark, [`wire`] for registration.
 
 pub mod admin;
 pub mod frame;
 pub mod layout;
 pub mod map;
+pub mod marks;
 pub mod namespace;
 pub mod peer;
 pub mod pidfd;
@@ -32,4 +33,4 @@ pub use layout::{ClientRegion, CoreRegion};
 
 /// Version of everything in this crate. Shim and core must agree exactly: they
 /// ship together, and a mismatch is refused at registration by name.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;

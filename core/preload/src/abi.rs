@@ -6,7 +6,7 @@ use core::sync::atomic::AtomicU64;
 
 /// Rises with each change to this file; the start of the hash.
 pub const VERSION: u64 = 2;
-/// The shim's only export, a [`Start`].
+/// What the shim exports for the preloaded library, a [`Start`].
 pub const START: &CStr = c"tally_shim_start";
 
 /// Returns null if `abi` differs. May be called more than once.

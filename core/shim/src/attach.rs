@@ -7,8 +7,8 @@
 use crate::connection::Settings;
 use crate::{
     apart, asking, bypass, capture, completion, contexts, device, enter, events, exec_nodes, exit,
-    greens, helper, images, linger, link, log, names, news, poller, quiesce, slots, state, streams,
-    threads, timeslice, tools,
+    greens, helper, images, linger, link, log, marks, names, news, nvtx, poller, quiesce, slots,
+    state, streams, threads, timeslice, tools,
 };
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -64,6 +64,9 @@ fn start() {
         return state::set_mode(state::MODE_OFF);
     };
     log::open();
+    if settings.hello.high_priority {
+        nvtx::note_other();
+    }
     if !HANDLERS.swap(true, SeqCst) {
         // SAFETY: functions without state; kept for the process's life.
         unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
@@ -117,6 +120,7 @@ unsafe extern "C" fn in_forked_child() {
     exec_nodes::reset();
     images::reset();
     linger::reset();
+    marks::reset();
     names::reset();
     poller::reset();
     quiesce::reset();

@@ -32,6 +32,7 @@
 //! | [`images`], [`span`] | the code that is loaded |
 //! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
+//! | [`nvtx`], [`marks`] | units of work that the program marks |
 //! | [`timeslice`], [`linger`] | the hardware time slice; lingering on the GPU |
 //! | [`device`] | what the core is told of the device |
 
@@ -62,8 +63,10 @@ pub mod linger;
 pub mod link;
 pub mod loads;
 pub mod log;
+pub mod marks;
 pub mod names;
 pub mod news;
+pub mod nvtx;
 pub mod objects;
 pub mod poller;
 pub mod preempt;

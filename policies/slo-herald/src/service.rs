@@ -37,6 +37,7 @@ pub struct Ended {
 /// An open unit.
 #[derive(Clone, Copy, Debug)]
 struct Open {
+    since_ns: u64,
     /// Best-effort time that it can still bear.
     left_ns: u64,
     alone: bool,
@@ -50,6 +51,8 @@ pub struct Service {
     slo_ns: u64,
     percentile: f64,
     open: Option<Open>,
+    /// When the unit that was open last began, and what was left of its allowance.
+    last: (u64, u64),
     ended_ns: Option<u64>,
     units: u64,
     since_alone: u32,
@@ -78,6 +81,7 @@ impl Service {
             slo_ns: NEVER,
             percentile: PERCENTILE_DEFAULT,
             open: None,
+            last: (NEVER, 0),
             ended_ns: None,
             units: 0,
             since_alone: 0,
@@ -156,14 +160,18 @@ impl Service {
         self.set_slo(if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER });
         self.busy_from_ns.get_or_insert(since_ns);
         let is_due = self.since_alone >= ALONE_EVERY;
-        let left_ns = self.allowance_ns().filter(|_| !is_due);
-        self.open = Some(Open { left_ns: left_ns.unwrap_or(0), alone: left_ns.is_none() });
-        left_ns.unwrap_or(0)
+        let allowance_ns = self.allowance_ns().filter(|_| !is_due);
+        // One of several that are open ended, and this one goes on.
+        let goes_on = self.last.0 == since_ns;
+        let left_ns = allowance_ns.map_or(0, |ns| if goes_on { ns.min(self.last.1) } else { ns });
+        self.open = Some(Open { since_ns, left_ns, alone: allowance_ns.is_none() && !goes_on });
+        left_ns
     }
 
     /// The open unit is over, and so many took so long.
     pub fn ended(&mut self, now_ns: u64, units: u32, took_ns: u64) -> Ended {
         let open = self.open.take();
+        self.last = open.map_or((NEVER, 0), |open| (open.since_ns, open.left_ns));
         self.ended_ns = Some(now_ns);
         self.units = self.units.saturating_add(units.into());
         self.busy_ns = self.busy_ns.saturating_add(took_ns.saturating_mul(units.into()));

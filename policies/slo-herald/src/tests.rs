@@ -91,6 +91,21 @@ fn a_unit_bears_what_its_objective_leaves() {
 }
 
 #[test]
+fn a_unit_that_goes_on_while_others_end_gets_no_new_allowance() {
+    let mut b = Bench::new(3 * MS);
+    b.units(8, MS);
+    b.begin();
+    assert_eq!(b.decide(MS), RUNS);
+    let since_ns = b.now_ns;
+    b.policy.ended(since_ns + 100, WEB, 1, MS);
+    b.policy.began(since_ns + 100, WEB, since_ns, since_ns + 3 * MS);
+    assert_eq!(b.decide(900 * US), HELD, "850 us are left");
+    b.policy.ended(since_ns + 200, WEB, 1, MS);
+    b.policy.began(since_ns + 300, WEB, since_ns + 250, since_ns + 250 + 3 * MS);
+    assert_eq!(b.decide(900 * US), RUNS, "of another one");
+}
+
+#[test]
 fn without_an_objective_a_service_is_served_strictly() {
     let mut b = Bench::new(NEVER);
     b.units(20, MS);

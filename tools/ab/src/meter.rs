@@ -12,6 +12,10 @@ pub trait Requests {
     fn request(&mut self, ns: u64);
     /// So many requests took so long in all, ns.
     fn requests_together(&mut self, count: u64, sum_ns: u64);
+    /// A request took so long after it had waited in the program, as the program marked it, ns.
+    fn request_queued(&mut self, queued_ns: u64, ns: u64) {
+        self.request(queued_ns.saturating_add(ns));
+    }
     /// A request ended that was under way at a cut.
     fn carry(&mut self, request: Carried);
 }

@@ -159,6 +159,10 @@ impl Requests for Sample {
         self.requests_together(count, sum_ns);
     }
 
+    fn request_queued(&mut self, queued_ns: u64, ns: u64) {
+        self.request_queued(queued_ns, ns);
+    }
+
     fn carry(&mut self, request: Carried) {
         self.carry(request);
     }

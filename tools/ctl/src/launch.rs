@@ -23,6 +23,8 @@ const LIBRARY: &str = "libtally_preload.so";
 /// What it loads, from its own folder.
 const SHIM: &str = "libtally_shim.so";
 const PRELOAD: &str = "LD_PRELOAD";
+/// Library that NVTX loads into the program: the shim, which counts what the program marks.
+const NVTX: &str = "NVTX_INJECTION64_PATH";
 const ASAN: &str = "ASAN_OPTIONS";
 /// AddressSanitizer's runtime refuses to start behind a preloaded library unless told so.
 const ASAN_ORDER: &str = "verify_asan_link_order";
@@ -99,6 +101,7 @@ fn environment(
     args: &RunArgs,
     preload: Option<OsString>,
     asan: Option<&OsStr>,
+    nvtx: Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, CtlError> {
     let pairs = args.labels.iter().filter_map(|label| label.split_once('='));
     Objective::of_labels(pairs).map_err(|why| CtlError::Usage(format!("label {why}")))?;
@@ -131,6 +134,7 @@ fn environment(
     ];
     all.extend(preload.map(|value| (PRELOAD, value)));
     all.extend(asan_options(asan).map(|value| (ASAN, value)));
+    all.extend(nvtx.map(|value| (NVTX, value)));
     if let Some(fail) = args.fail {
         let value = match fail {
             Fail::Open => "open",
@@ -160,7 +164,12 @@ pub fn run(socket: &Path, args: &RunArgs) -> Result<Infallible, CtlError> {
         Some(obstacle) if obstacle.leave_out_preload => None,
         _ => Some(preload(&library, std::env::var_os(PRELOAD).as_deref())?),
     };
-    let environment = environment(socket, args, preload, std::env::var_os(ASAN).as_deref())?;
+    // Nobody reads the marks of best-effort programs. A profiler that has it keeps it.
+    let nvtx = (args.priority == Priority::High && preload.is_some())
+        .then(|| library.with_file_name(SHIM).into_os_string())
+        .filter(|_| std::env::var_os(NVTX).is_none_or(|named| named.is_empty()));
+    let asan = std::env::var_os(ASAN);
+    let environment = environment(socket, args, preload, asan.as_deref(), nvtx)?;
     if let Some(obstacle) = &reason {
         eprintln!("tallyctl: {name} will not be governed: {}", obstacle.reason);
     }
@@ -254,6 +263,7 @@ mod tests {
             &args(),
             Some("/l/p.so".into()),
             Some("abort_on_error=1".as_ref()),
+            Some("/l/s.so".into()),
         )
         .unwrap();
         let expected = [
@@ -263,6 +273,7 @@ mod tests {
             ("TALLY_LABELS", "slo=1.5ms\x1fslo-percentile=99.9\x1fteam=a"),
             ("LD_PRELOAD", "/l/p.so"),
             ("ASAN_OPTIONS", "abort_on_error=1:verify_asan_link_order=0"),
+            ("NVTX_INJECTION64_PATH", "/l/s.so"),
             ("TALLY_FAIL", "hold"),
         ];
         assert_eq!(got, expected.map(|(k, v)| (k, v.into())));
@@ -271,7 +282,7 @@ mod tests {
     #[test]
     fn objectives_are_checked_before_the_program_starts() {
         let why = |args: &RunArgs| {
-            environment(Path::new("/s"), args, None, None).unwrap_err().to_string()
+            environment(Path::new("/s"), args, None, None, None).unwrap_err().to_string()
         };
         let best_effort = RunArgs { priority: Priority::BestEffort, ..args() };
         assert!(why(&best_effort).starts_with("--slo needs --priority high"));
@@ -290,7 +301,7 @@ mod tests {
         }
         let mut many = args();
         many.labels = vec!["a=b".into(); 17];
-        assert!(environment(Path::new("/s"), &many, None, None).is_err());
+        assert!(environment(Path::new("/s"), &many, None, None, None).is_err());
     }
 
     #[test]

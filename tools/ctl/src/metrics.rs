@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use tally_admin::{Quantiles, Request, Service, Status, Totals};
+use tally_admin::{Marks, Quantiles, Request, Service, Status, Totals};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
@@ -164,9 +164,25 @@ impl Collector<'_> {
                 self.sample(&registry::REQUEST_TIME, &[client, name, class, quantile], ms * 1e-3);
             }
         }
+        if let Some(marks) = &s.marks {
+            self.marks(of, marks);
+        }
         if let Some(objective) = &s.objective {
             self.sample(&registry::REQUESTS_WITHIN, &of, s.requests_within as f64);
             self.sample(&registry::OBJECTIVE, &of, objective.slo_ms * 1e-3);
+        }
+    }
+
+    fn marks(&mut self, of: [&str; 3], marks: &Marks) {
+        let ([client, name, class], tokens) = (of, &marks.tokens);
+        for (count, why) in [(marks.dropped, "dropped"), (marks.wrong, "wrong")] {
+            self.sample(&registry::MARKS_LOST, &[client, name, class, why], count as f64);
+        }
+        self.sample(&registry::TOKENS, &of, tokens.count as f64);
+        if tokens.recent > 0 {
+            for (ms, quantile) in [(tokens.p50_ms, "0.5"), (tokens.p99_ms, "0.99")] {
+                self.sample(&registry::TOKEN_TIME, &[client, name, class, quantile], ms * 1e-3);
+            }
         }
     }
 

@@ -8,8 +8,8 @@ use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
-    Active, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles, Request,
-    Service, Status, UngovernedStatus, WaitReason,
+    Active, ClientStatus, KernelStatus, Marks, MechanismState, MpsUse, PolicyReport, Quantiles,
+    Request, Service, Status, UngovernedStatus, WaitReason,
 };
 
 /// Longest name shown in a table.
@@ -298,6 +298,7 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
     for c in all {
         let id = c.identity.id;
         service(out, id, c.service.as_ref(), paint)?;
+        marks(out, id, c.service.as_ref().and_then(|s| s.marks.as_ref()), paint)?;
         for (why, what) in
             [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
         {
@@ -343,6 +344,33 @@ fn service(
         }
     }
     writeln!(out)
+}
+
+/// What a high-priority client marks.
+fn marks(
+    out: &mut impl Write,
+    id: u32,
+    marks: Option<&Marks>,
+    paint: Paint,
+) -> std::io::Result<()> {
+    let Some(m) = marks else { return Ok(()) };
+    let what = if m.requests { "its own marks" } else { "activity: it marks none" };
+    writeln!(out, "  {id}: requests by {what}; {} under way", m.open)?;
+    for (units, name) in [(&m.tokens, "tokens"), (&m.prefills, "prefills")] {
+        if units.recent > 0 {
+            let (p50, p99) = (units.p50_ms, units.p99_ms);
+            writeln!(
+                out,
+                "  {id}: {} recent {name}, p50 {p50:.3} ms, p99 {p99:.3} ms",
+                units.recent
+            )?;
+        }
+    }
+    if m.dropped + m.wrong > 0 {
+        let line = format!("  {id}: marks not counted: {} dropped, {} wrong", m.dropped, m.wrong);
+        writeln!(out, "{}", paint.bad(&line))?;
+    }
+    Ok(())
 }
 
 /// Programs that run and are not governed; of those that ended, the last five.

@@ -262,7 +262,9 @@ fn tally_priority_answers_as_its_component_does() {
 #[test]
 fn slo_herald_answers_as_its_component_does() {
     let mut seen = [0; 5];
-    for (seed, config) in [(1, ""), (2, "turnaround_ns_max = 0\nreserve_sms = 4"), (3, "light_us = 1000")] {
+    for (seed, config) in
+        [(1, ""), (2, "turnaround_ns_max = 0\nreserve_sms = 4"), (3, "light_us = 1000")]
+    {
         for (all, n) in seen.iter_mut().zip(compare::<Herald>("slo-herald", seed, config)) {
             *all += n;
         }

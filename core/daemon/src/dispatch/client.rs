@@ -2,12 +2,14 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+mod flags;
 mod turnarounds;
 
 use super::Engine;
 use super::Settings;
 use super::control::NewClient;
 use super::kernels::KernelCache;
+use super::marks::Marks;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
 use super::service::Service;
@@ -18,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_ab::meter::Meter;
 use tally_contract::objective::Objective;
-use tally_engine::policy::{Class, forms_offered, launch_state};
+use tally_engine::policy::Class;
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
@@ -95,6 +97,8 @@ pub struct DispatchClient {
     pub meter: Meter,
     /// Its requests, for the status; of high-priority clients.
     pub service: Option<Box<Service>>,
+    /// Units of work that it marks; of high-priority clients.
+    pub marks: Option<Box<Marks>>,
     next_ticket: u64,
     stuck_since_ns: Option<u64>,
     stuck_look_ns: u64,
@@ -127,6 +131,9 @@ impl DispatchClient {
             // What is no objective was logged when it registered.
             Box::new(Service::new(Objective::of_labels(labels).unwrap_or_default(), now_ns))
         });
+        let marks = service
+            .is_some()
+            .then(|| Box::new(Marks::new(&link.region.marks, &link.core.marks_read, now_ns)));
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         DispatchClient {
             next_ticket: link.first_ticket,
@@ -140,6 +147,7 @@ impl DispatchClient {
             oddities: Oddities::default(),
             meter: Meter::default(),
             service,
+            marks,
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
@@ -201,8 +209,8 @@ impl DispatchClient {
         self.standstill.count()
     }
 
-    /// High priority: tell the engine if it became busy or idle. True if it did. `stall_ns`: see
-    /// [`Standstill`].
+    /// High priority: tell the engine if it became busy or idle. True if it did, or if there are more marks to be read.
+    /// `stall_ns`: see [`Standstill`].
     pub fn poll_activity(
         &mut self,
         now_ns: u64,
@@ -211,8 +219,13 @@ impl DispatchClient {
         out: &mut Vec<Action>,
     ) -> bool {
         let a = &self.link.region.activity;
-        if let Some(service) = &mut self.service {
-            let looked = service.look(now_ns, a, !self.unanswered.is_empty());
+        let mut has_more = false;
+        if let (Some(service), Some(marks)) = (&mut self.service, &mut self.marks) {
+            has_more = marks.read(now_ns, &self.link.region.marks, &self.link.core.marks_read);
+            let looked = match marks.has_requests() {
+                true => service.look_at_marks(now_ns, marks),
+                false => service.look(now_ns, a, !self.unanswered.is_empty()),
+            };
             looked.tell(now_ns, self.link.info.id, engine, out);
         }
         self.says_busy = a.busy_streams.load(SeqCst) != 0;
@@ -238,7 +251,7 @@ impl DispatchClient {
             self.busy_periods = periods;
         }
         self.activity_looked_ns = now_ns;
-        changed
+        changed || has_more
     }
 
     /// Ask the client, if it is time: a high-priority one whether it is still busy, a best-effort one to report
@@ -428,8 +441,8 @@ impl DispatchClient {
         let submission = Submission {
             ticket,
             kernel,
-            state: translated(request.flags, STATES),
-            offered: translated(request.flags, FORMS),
+            state: flags::state(request.flags),
+            offered: flags::offered(request.flags),
             grid_blocks: if is_graph { request.grid[0].into() } else { product(request.grid) },
             block_threads: product(request.block).min(u32::MAX.into()) as u32,
             shared_bytes: request.shared_bytes,
@@ -546,7 +559,7 @@ impl DispatchClient {
         if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.says_busy {
             return true;
         }
-        self.has_launches()
+        self.has_launches() || self.marks.as_ref().is_some_and(|marks| marks.has_more())
     }
 
     /// Whether its ring has something that would be taken.
@@ -565,27 +578,6 @@ impl DispatchClient {
         self.unanswered.is_empty()
             && ring::poll(&self.link.region, self.next_ticket) == Polled::Empty
     }
-}
-
-const STATES: [(u32, u32); 3] = [
-    (submission_flags::GRAPH, launch_state::GRAPH),
-    (submission_flags::COOPERATIVE, launch_state::COOPERATIVE),
-    (submission_flags::CLUSTERED, launch_state::CLUSTERED),
-];
-
-/// What a client says it can do is believed: one that lies about it holds back
-/// its own launches only, and delays others no longer than a whole launch.
-const FORMS: [(u32, u32); 4] = [
-    (submission_flags::CAN_SLICE, forms_offered::SLICED),
-    (submission_flags::CAN_PREEMPT, forms_offered::PREEMPTIBLE),
-    (submission_flags::CAN_LIMIT, forms_offered::SM_LIMITED),
-    (submission_flags::CAN_PREPARE, forms_offered::PREPARABLE),
-];
-
-/// A client's bits as the engine's.
-fn translated<const N: usize>(flags: u32, bits: [(u32, u32); N]) -> u32 {
-    let set = bits.iter().filter(|(theirs, _)| flags & theirs != 0);
-    set.fold(0, |all, (_, ours)| all | ours)
 }
 
 /// CPU time of this thread.

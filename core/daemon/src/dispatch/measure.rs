@@ -1,7 +1,7 @@
 //! What an A/B test needs to know of a stretch of time: how long high-priority requests
 //! took, and how much best-effort work ended.
 //!
-//! A request is a period of activity of a high-priority client: from its first launch on
+//! A request is what a high-priority client marks as one ([`super::marks`]), else a period of its activity: from its first launch on
 //! an idle GPU to the return of the call that waits for the last one. A first launch that the
 //! policy holds began when the core saw it: the client has not noted it yet. The client's own
 //! stamps tell its length; they are untrusted, and bounded by what the core saw
@@ -65,6 +65,10 @@ impl Measuring {
     ) {
         let Some(sample) = &mut self.sample else { return };
         for client in clients.into_iter().filter(|c| c.is_high()) {
+            if let Some(marks) = client.marks.as_mut().filter(|marks| marks.has_requests()) {
+                marks.sample(sample);
+                continue;
+            }
             if let Some(look) = look(&client.link.region.activity) {
                 let look = if client.waits() { held(look) } else { look };
                 client.meter.look(look, now_ns, sample.as_mut());
@@ -91,10 +95,18 @@ impl Measuring {
             old.work_ns = done.ns - self.work_ns;
             old.faults = engine.policy_stats().faults.values().sum();
             let high = clients.iter().filter(|c| c.is_high());
-            high.filter_map(|c| c.meter.open_since_ns()).for_each(|began| old.open_since(began));
+            for client in high {
+                match client.marks.as_ref().filter(|marks| marks.has_requests()) {
+                    Some(marks) => marks.open_since_ns().iter().for_each(|at| old.open_since(*at)),
+                    None => client.meter.open_since_ns().iter().for_each(|at| old.open_since(*at)),
+                }
+            }
         } else {
             // What was before is not known.
             clients.iter_mut().for_each(|c| c.meter = Meter::default());
+        }
+        if cut || old.is_none() {
+            clients.iter_mut().filter_map(|c| c.marks.as_mut()).for_each(|marks| marks.cut(now_ns));
         }
         (self.launches, self.work_ns) = (done.launches, done.ns);
         if cut {

@@ -30,6 +30,7 @@ pub mod harness;
 mod heartbeat;
 pub mod kernels;
 pub mod latency;
+pub mod marks;
 pub mod measure;
 pub mod park;
 mod pass;

@@ -1,8 +1,10 @@
 //! How long a high-priority client's requests took lately, and how many kept its objective.
 //!
-//! A request is a period of activity, as in an A/B test ([`super::measure`]). One that was under way when the client
+//! A request is what the client marks as one ([`super::marks`]), else a period of activity, as in an A/B test
+//! ([`super::measure`]). One that was under way when the client
 //! registered is not counted. Recent figures are of the last five to ten minutes: two stretches take turns.
 
+use super::marks::Marks;
 use super::{Engine, measure};
 use hdrhistogram::Histogram;
 use tally_ab::meter::{Meter, Requests};
@@ -13,10 +15,10 @@ use tally_engine::{Action, EndedUnits};
 use tally_ipc::layout::Activity;
 
 /// Length of a stretch, ns.
-const STRETCH_NS: u64 = 300_000_000_000;
+pub(super) const STRETCH_NS: u64 = 300_000_000_000;
 /// Times told apart, ns: 1 us to 1 h, to a hundredth.
-const TIMES_NS: [u64; 2] = [1_000, 3_600_000_000_000];
-const SIGNIFICANT_DIGITS: u8 = 2;
+pub(super) const TIMES_NS: [u64; 2] = [1_000, 3_600_000_000_000];
+pub(super) const SIGNIFICANT_DIGITS: u8 = 2;
 /// Requests counted at once, so that a client's wild counter stays within a stretch.
 const TOGETHER_MAX: u64 = 1_000_000;
 
@@ -35,7 +37,7 @@ struct Stretch {
 pub struct Looked {
     /// Requests that ended.
     pub ended: Option<EndedUnits>,
-    /// When the request under way was first seen, if that was now.
+    /// When the oldest request under way began, if it was not the oldest before, or one ended.
     pub began_ns: Option<u64>,
 }
 
@@ -108,6 +110,8 @@ pub struct ServiceNumbers {
 #[derive(Debug)]
 pub struct Service {
     meter: Meter,
+    /// When the oldest request under way began, as of the last look.
+    open_ns: Option<u64>,
     objective: Option<Objective>,
     now: Stretch,
     before: Stretch,
@@ -120,7 +124,8 @@ impl Service {
     pub fn new(objective: Option<Objective>, now_ns: u64) -> Self {
         let (now, before) = (Stretch::new(), Stretch::new());
         let (meter, over) = (Meter::default(), [0; 2]);
-        let mut service = Service { meter, objective, now, before, turned_ns: now_ns, over };
+        let mut service =
+            Service { meter, open_ns: None, objective, now, before, turned_ns: now_ns, over };
         service.set_objective(objective);
         service
     }
@@ -141,24 +146,47 @@ impl Service {
         self.now.slo_ns = self.before.slo_ns;
     }
 
-    /// Counts what ended since the last look; `waits`: a launch is held.
-    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) -> Looked {
+    fn turn(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.end_stretch();
             self.turned_ns = now_ns;
         }
+    }
+
+    /// Counts marked requests that ended in this pass. At the first one what was counted before is forgotten: it was
+    /// activity of the same requests, or before them.
+    pub fn look_at_marks(&mut self, now_ns: u64, marks: &Marks) -> Looked {
+        self.turn(now_ns);
+        if marks.is_first() {
+            self.now.clear();
+            self.before.clear();
+            self.over = [0; 2];
+        }
+        marks.count(&mut self.now);
+        self.looked(marks.oldest_open_ns())
+    }
+
+    /// Counts what ended since the last look; `waits`: a launch is held.
+    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) -> Looked {
+        self.turn(now_ns);
         let Some(look) = measure::look(activity) else { return Looked::default() };
         let look = if waits { measure::held(look) } else { look };
-        let before_ns = self.meter.open_since_ns();
         self.meter.look(look, now_ns, &mut self.now);
-        let open_ns = self.meter.open_since_ns();
+        self.looked(self.meter.open_since_ns())
+    }
+
+    /// What is new, now that the oldest request under way began then.
+    fn looked(&mut self, open_ns: Option<u64>) -> Looked {
+        let before_ns = std::mem::replace(&mut self.open_ns, open_ns);
         let (count, sum_ns) = std::mem::take(&mut self.now.look);
         let is_another = open_ns != before_ns;
         let ended = (count > 0 || (is_another && before_ns.is_some())).then(|| EndedUnits {
             units: u32::try_from(count).unwrap_or(u32::MAX),
             took_ns: sum_ns.checked_div(count).unwrap_or(0),
         });
-        Looked { ended, began_ns: open_ns.filter(|_| is_another) }
+        // Of several under way one may have ended that was not the oldest.
+        let began_ns = open_ns.filter(|_| is_another || ended.is_some());
+        Looked { ended, began_ns }
     }
 
     pub fn numbers(&self) -> ServiceNumbers {

@@ -5,6 +5,7 @@
 use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::FaultCost;
+use super::marks::MarkNumbers;
 use super::service::ServiceNumbers;
 use crate::profile_store::profiled::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -109,12 +110,15 @@ pub struct ClientNumbers {
     pub standstills: u64,
     /// Its requests; of high-priority clients.
     pub service: Option<ServiceNumbers>,
+    /// Units of work that it marked, if any.
+    pub marks: Option<MarkNumbers>,
 }
 
 impl ClientNumbers {
     pub fn of(client: &DispatchClient, engine: &Engine) -> Self {
         let id = client.id();
-        let region = &client.link.region;
+        let (region, read_ns) = (&client.link.region, now_ns());
+        let marks = client.marks.as_ref();
         ClientNumbers {
             id,
             stats: engine.client_stats(id).unwrap_or_default(),
@@ -128,12 +132,13 @@ impl ClientNumbers {
                 yielded: false,
                 waits_for: None,
             }),
-            read_ns: now_ns(),
+            read_ns,
             shim: shim_counts(region),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
             standstills: client.standstills(),
             service: client.service.as_ref().map(|service| service.numbers()),
+            marks: marks.and_then(|marks| marks.numbers(read_ns, &region.marks)),
         }
     }
 }

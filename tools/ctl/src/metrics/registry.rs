@@ -92,6 +92,12 @@ metrics! {
         "Requests of this high-priority client that kept its objective.";
     REQUEST_TIME: gauge "tally_client_request_seconds" ["client", "name", "class", "quantile"]
         "Time of a request of this high-priority client, over the last five to ten minutes.";
+    TOKENS: counter "tally_client_tokens_total" ["client", "name", "class"]
+        "Tokens of this high-priority client that ended, as it marks them.";
+    TOKEN_TIME: gauge "tally_client_token_seconds" ["client", "name", "class", "quantile"]
+        "Time of a token of this high-priority client, over the last five to ten minutes.";
+    MARKS_LOST: counter "tally_client_marks_lost_total" ["client", "name", "class", "why"]
+        "Marked units of work of this client that are not counted: dropped for lack of room, or wrong times.";
     OBJECTIVE: gauge "tally_client_objective_seconds" ["client", "name", "class"]
         "Longest time that a request of this client may take, by its objective.";
     WAITING: gauge "tally_client_waiting" ["client", "name", "class"]

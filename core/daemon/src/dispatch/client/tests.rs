@@ -5,7 +5,10 @@ use crate::quota::User;
 use rustix::fd::AsFd;
 use tally_decision_log::Recorded;
 use tally_engine::EngineConfig;
-use tally_engine::policy::{Answer, ClientInfo, Context, Decision, Event, Fault, Launch, Policy};
+use tally_engine::policy::{
+    Answer, ClientInfo, Context, Decision, Event, Fault, Launch, Policy, forms_offered,
+    launch_state,
+};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::TURNAROUND_SLOTS;
 use tally_ipc::ring::Request;
@@ -181,8 +184,8 @@ fn launches_that_end_before_they_are_granted_are_seen_done() {
 #[test]
 fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
     let known_better = launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN;
-    assert_eq!(translated(u32::MAX, STATES), launch_state::ALL & !known_better);
-    assert_eq!(translated(u32::MAX, FORMS), forms_offered::ALL);
-    assert_eq!(translated(submission_flags::LEASED, STATES), 0);
-    assert_eq!(translated(submission_flags::LEASED, FORMS), 0);
+    assert_eq!(flags::state(u32::MAX), launch_state::ALL & !known_better);
+    assert_eq!(flags::offered(u32::MAX), forms_offered::ALL);
+    assert_eq!(flags::state(submission_flags::LEASED), 0);
+    assert_eq!(flags::offered(submission_flags::LEASED), 0);
 }

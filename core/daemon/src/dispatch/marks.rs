@@ -1,0 +1,326 @@
+//! Units of work that a high-priority client marks: requests, tokens, prefills.
+//!
+//! From its first marked request on, a client's requests are the marked ones and not its periods of activity. What
+//! the client states is untrusted: an end before its begin, or in the future, is counted as wrong and ignored; a unit
+//! is no longer than the client has been registered. So a lie changes the figures of its teller only.
+
+use super::service::{SIGNIFICANT_DIGITS, STRETCH_NS, TIMES_NS};
+use hdrhistogram::Histogram;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use tally_ab::Sample;
+use tally_ab::meter::Requests;
+use tally_ab::sample::Carried;
+use tally_contract::limits::{OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX};
+use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What};
+
+/// How far in the future an end may be, ns: a pass has one time, and units end while it lasts.
+const AHEAD_NS_MAX: u64 = 1_000_000_000;
+/// A slot taken and not published for so long is passed over.
+const STUCK_NS: u64 = 1_000_000_000;
+
+/// A unit that ended, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unit {
+    kind: Kind,
+    /// When the program had it, queue included, ns.
+    came_ns: u64,
+    /// Time from then to its end, ns.
+    ns: u64,
+    /// Part of `ns` that it queued in the program, ns; `None`: not known.
+    queued_ns: Option<u64>,
+}
+
+/// How long units took lately, in two stretches that take turns.
+#[derive(Debug)]
+struct Times {
+    now: Histogram<u32>,
+    before: Histogram<u32>,
+    turned_ns: u64,
+    /// Units of stretches that are over.
+    over: u64,
+}
+
+impl Times {
+    fn new(now_ns: u64) -> Box<Self> {
+        let new = || Histogram::new_with_bounds(TIMES_NS[0], TIMES_NS[1], SIGNIFICANT_DIGITS);
+        let [now, before] = [new(), new()].map(|times| times.expect("constant bounds are valid"));
+        Box::new(Times { now, before, turned_ns: now_ns, over: 0 })
+    }
+
+    fn turn(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
+            self.turned_ns = now_ns;
+            self.over += self.now.len();
+            std::mem::swap(&mut self.now, &mut self.before);
+            self.now.reset();
+        }
+    }
+
+    fn numbers(&self) -> UnitNumbers {
+        let mut recent = self.now.clone();
+        // Of the same bounds: nothing can be lost.
+        let _ = recent.add(&self.before);
+        let quantile = |share| if recent.is_empty() { 0 } else { recent.value_at_quantile(share) };
+        UnitNumbers {
+            count: self.over + self.now.len(),
+            recent: recent.len(),
+            p50_ns: quantile(0.5),
+            p99_ns: quantile(0.99),
+        }
+    }
+}
+
+/// Figures of marked units of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnitNumbers {
+    /// Units that ended since the client registered.
+    pub count: u64,
+    /// Units of the last five to ten minutes.
+    pub recent: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+/// What a client has marked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MarkNumbers {
+    /// Requests are marked ones.
+    pub has_requests: bool,
+    /// Requests under way, and for how long the oldest has been there, ns.
+    pub open: u64,
+    pub oldest_ns: u64,
+    pub tokens: UnitNumbers,
+    pub prefills: UnitNumbers,
+    /// Units that the client could not report, since it registered.
+    pub dropped: u64,
+    /// Units that were ignored because their times cannot be.
+    pub wrong: u64,
+    /// Units that began, or came, before the client registered, and count from then.
+    pub shortened: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Marks {
+    registered_ns: u64,
+    /// Next ticket to be read.
+    next: u64,
+    stuck_since_ns: Option<u64>,
+    /// More were there than one pass takes.
+    has_more: bool,
+    /// The client's count of changes when `open` was read.
+    changes: u64,
+    /// When the requests under way came, ns.
+    open: Vec<u64>,
+    /// What ended in the last pass, and whether an A/B test has it.
+    ended: Vec<Unit>,
+    is_sampled: bool,
+    /// Requests that came before are carried over a cut.
+    cut_ns: u64,
+    has_any: bool,
+    has_requests: bool,
+    /// The first marked request was seen in the last pass.
+    is_first: bool,
+    tokens: Option<Box<Times>>,
+    prefills: Option<Box<Times>>,
+    dropped_before: u64,
+    wrong: u64,
+    shortened: u64,
+}
+
+impl Marks {
+    /// Of a client that registers now. What it wrote down before, for another core, is passed over.
+    pub fn new(from: &theirs::Marks, read: &AtomicU64, now_ns: u64) -> Self {
+        let next = from.next.load(Acquire);
+        read.store(next, Release);
+        Marks {
+            registered_ns: now_ns,
+            next,
+            stuck_since_ns: None,
+            has_more: false,
+            // Units may be open.
+            changes: from.changes.load(Relaxed).wrapping_sub(1),
+            open: Vec::with_capacity(OPEN_MARKS_MAX),
+            ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
+            is_sampled: false,
+            cut_ns: 0,
+            has_any: false,
+            has_requests: false,
+            is_first: false,
+            tokens: None,
+            prefills: None,
+            dropped_before: from.dropped.load(Relaxed),
+            wrong: 0,
+            shortened: 0,
+        }
+    }
+
+    /// Takes what ended since the last pass, as much as one pass may. True if there is more.
+    pub fn read(&mut self, now_ns: u64, from: &theirs::Marks, read: &AtomicU64) -> bool {
+        self.ended.clear();
+        (self.is_sampled, self.is_first) = (false, false);
+        let had_requests = self.has_requests;
+        let changes = from.changes.load(Acquire);
+        if changes != self.changes {
+            self.changes = changes;
+            self.look_at_open(now_ns, from);
+        }
+        self.has_more = from.next.load(Acquire) != self.next && self.take(now_ns, from);
+        if read.load(Relaxed) != self.next {
+            read.store(self.next, Release);
+        }
+        self.is_first = self.has_requests && !had_requests;
+        self.has_more
+    }
+
+    fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
+        self.open.clear();
+        for (began_ns, What { kind, age_us }) in from.open() {
+            self.has_any = true;
+            if kind == Kind::Request {
+                let came_ns = began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000));
+                self.open.push(came_ns.clamp(self.registered_ns, now_ns.max(self.registered_ns)));
+            }
+        }
+        self.has_requests |= !self.open.is_empty();
+    }
+
+    fn take(&mut self, now_ns: u64, from: &theirs::Marks) -> bool {
+        for _ in 0..PASS_MARKS_CLIENT_MAX {
+            match from.poll(self.next) {
+                Polled::Ended(stated) => self.take_one(now_ns, stated),
+                Polled::Overtaken(ticket) => {
+                    // One that waits too long loses its slot; a client may also state any number.
+                    self.wrong = self.wrong.saturating_add(1);
+                    self.next = ticket;
+                    self.stuck_since_ns = None;
+                    continue;
+                }
+                Polled::Empty => {
+                    let since_ns = *self.stuck_since_ns.get_or_insert(now_ns);
+                    if now_ns.saturating_sub(since_ns) < STUCK_NS {
+                        return false;
+                    }
+                    self.wrong += 1;
+                }
+            }
+            self.stuck_since_ns = None;
+            self.next = self.next.wrapping_add(1);
+            if self.next == from.next.load(Acquire) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn take_one(&mut self, now_ns: u64, stated: Stated) {
+        self.has_any = true;
+        let Some(unit) = self.checked(now_ns, stated) else {
+            self.wrong += 1;
+            return;
+        };
+        let times = match unit.kind {
+            Kind::Request => {
+                self.has_requests = true;
+                self.ended.push(unit);
+                return;
+            }
+            Kind::Token => &mut self.tokens,
+            Kind::Prefill => &mut self.prefills,
+        };
+        let times = times.get_or_insert_with(|| Times::new(now_ns));
+        times.turn(now_ns);
+        times.now.saturating_record(unit.ns.max(1));
+    }
+
+    /// A unit as it may have been; `None` if it cannot.
+    fn checked(&mut self, now_ns: u64, stated: Stated) -> Option<Unit> {
+        let What { kind, age_us } = What::unpack(stated.what)?;
+        let Stated { began_ns, ended_ns, .. } = stated;
+        if ended_ns < began_ns || ended_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
+            return None;
+        }
+        let stated_ns = began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000));
+        let came_ns = stated_ns.max(self.registered_ns);
+        self.shortened += u64::from(came_ns != stated_ns);
+        let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns));
+        Some(Unit { kind, came_ns, ns: ended_ns.saturating_sub(came_ns), queued_ns })
+    }
+
+    /// Whether there was more than the last pass took.
+    pub fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// Whether the client's requests are marked ones.
+    pub fn has_requests(&self) -> bool {
+        self.has_requests
+    }
+
+    /// Whether they are since the last pass: what was counted before were periods of activity.
+    pub fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// When the oldest request under way came.
+    pub fn oldest_open_ns(&self) -> Option<u64> {
+        self.open.iter().min().copied()
+    }
+
+    /// Counts the requests that ended in the last pass.
+    pub fn count(&self, to: &mut impl Requests) {
+        self.ended.iter().for_each(|unit| unit.count(to));
+    }
+
+    /// The same for an A/B test, once a pass: a request that came before the last cut is carried.
+    pub fn sample(&mut self, sample: &mut Sample) {
+        if std::mem::replace(&mut self.is_sampled, true) {
+            return;
+        }
+        for unit in &self.ended {
+            match unit.came_ns < self.cut_ns {
+                true => Requests::carry(sample, Carried { began_ns: unit.came_ns, ns: unit.ns }),
+                false => unit.count(sample),
+            }
+        }
+    }
+
+    /// A new stretch of an A/B test begins.
+    pub fn cut(&mut self, now_ns: u64) {
+        self.cut_ns = now_ns;
+    }
+
+    /// When the requests that are under way came, ns.
+    pub fn open_since_ns(&self) -> &[u64] {
+        &self.open
+    }
+
+    /// All figures; `None` if nothing was marked.
+    pub fn numbers(&self, now_ns: u64, from: &theirs::Marks) -> Option<MarkNumbers> {
+        let dropped = from.dropped.load(Relaxed).saturating_sub(self.dropped_before);
+        let numbers = |times: &Option<Box<Times>>| times.as_ref().map(|times| times.numbers());
+        (self.has_any || dropped > 0).then(|| MarkNumbers {
+            has_requests: self.has_requests,
+            open: self.open.len() as u64,
+            oldest_ns: self.oldest_open_ns().map_or(0, |came| now_ns.saturating_sub(came)),
+            tokens: numbers(&self.tokens).unwrap_or_default(),
+            prefills: numbers(&self.prefills).unwrap_or_default(),
+            dropped,
+            wrong: self.wrong,
+            shortened: self.shortened,
+        })
+    }
+}
+
+impl Unit {
+    fn count(&self, to: &mut impl Requests) {
+        match self.queued_ns {
+            Some(queued_ns) => to.request_queued(queued_ns, self.ns.saturating_sub(queued_ns)),
+            None => to.request(self.ns),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+use super::*;
+use tally_ipc::ClientRegion;
+use tally_ipc::map::{self, Mapped};
+
+const MS: u64 = 1_000_000;
+/// When the client of these tests registers.
+const START: u64 = 1_000 * MS;
+
+struct Client {
+    region: Mapped<ClientRegion>,
+    read: AtomicU64,
+    marks: Marks,
+}
+
+impl Client {
+    fn new() -> Self {
+        let (_file, region) = map::create_client().unwrap();
+        let read = AtomicU64::new(0);
+        let marks = Marks::new(&region.marks, &read, START);
+        Client { region, read, marks }
+    }
+
+    fn ended(&self, kind: Kind, age_us: Option<u64>, began_ns: u64, ended_ns: u64) {
+        let what = What { kind, age_us }.pack();
+        let unit = Stated { began_ns, ended_ns, what };
+        let _ = self.region.marks.publish(self.read.load(Relaxed), unit);
+    }
+
+    fn request(&self, began_ns: u64, ended_ns: u64) {
+        self.ended(Kind::Request, None, began_ns, ended_ns);
+    }
+
+    fn read(&mut self, now_ns: u64) -> bool {
+        self.marks.read(now_ns, &self.region.marks, &self.read)
+    }
+
+    /// Requests of the last pass, their longest, and how many were carried.
+    fn sampled(&mut self) -> (u64, u64, Vec<Carried>) {
+        let mut sample = Sample::new();
+        self.marks.sample(&mut sample);
+        let longest_ns = sample.quantile_ns(1.0).unwrap_or(0);
+        (sample.requests(), longest_ns, sample.carried.clone())
+    }
+
+    fn numbers(&self, now_ns: u64) -> MarkNumbers {
+        self.marks.numbers(now_ns, &self.region.marks).unwrap_or_default()
+    }
+}
+
+/// Figures are kept to a hundredth.
+fn is_about(ns: u64, expected_ns: u64) -> bool {
+    ns.abs_diff(expected_ns) <= expected_ns / 100
+}
+
+#[test]
+fn requests_are_marked_ones_from_the_first_that_begins() {
+    let mut client = Client::new();
+    assert!(!client.read(START + MS) && !client.marks.has_requests());
+    assert_eq!(client.marks.numbers(START + MS, &client.region.marks), None);
+    let what = What { kind: Kind::Request, age_us: Some(500) }.pack();
+    client.region.marks.begin(9, START + 2 * MS, what);
+    client.read(START + 3 * MS);
+    assert!(client.marks.has_requests() && client.marks.is_first());
+    assert_eq!(client.marks.open_since_ns(), [START + 2 * MS - 500_000]);
+    let numbers = client.numbers(START + 3 * MS);
+    assert_eq!((numbers.open, numbers.oldest_ns), (1, MS + 500_000));
+    client.region.marks.free(9);
+    client.ended(Kind::Request, Some(500), START + 2 * MS, START + 4 * MS);
+    client.read(START + 5 * MS);
+    assert!(client.marks.has_requests() && !client.marks.is_first());
+    let (requests, longest_ns, _) = client.sampled();
+    assert_eq!((requests, client.numbers(START + 5 * MS).open), (1, 0));
+    assert!(is_about(longest_ns, 2 * MS + 500_000), "its time in the queue counts: {longest_ns}");
+    assert_eq!(client.sampled().0, 0, "once a pass");
+}
+
+#[test]
+fn a_pass_takes_so_many_and_no_unit_is_lost() {
+    let mut client = Client::new();
+    let all = 2 * PASS_MARKS_CLIENT_MAX as u64 + 5;
+    (0..all).for_each(|n| client.request(START + n, START + n + MS));
+    let (mut seen, mut passes) = (0, 0);
+    loop {
+        let more = client.read(START + 5 * MS);
+        let requests = client.sampled().0;
+        assert!(requests <= PASS_MARKS_CLIENT_MAX as u64 && more == client.marks.has_more());
+        (seen, passes) = (seen + requests, passes + 1);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!((seen, passes, client.read.load(Relaxed)), (all, 3, all));
+    assert_eq!(client.numbers(START + 5 * MS).dropped, 0);
+}
+
+#[test]
+fn lies_are_ignored_or_bounded_by_the_time_since_registration() {
+    let mut client = Client::new();
+    let now = START + 10 * MS;
+    client.request(START + 5 * MS, START + 4 * MS);
+    client.request(START, now + AHEAD_NS_MAX + 1);
+    client.request(u64::MAX, 0);
+    let stated = Stated { began_ns: START, ended_ns: START + 1, what: 77 };
+    let _ = client.region.marks.publish(0, stated);
+    client.read(now);
+    assert_eq!((client.sampled().0, client.numbers(now).wrong), (0, 4));
+    assert!(!client.marks.has_requests());
+
+    let year_us = 365 * 86_400 * 1_000_000;
+    client.ended(Kind::Request, Some(year_us), START + 2 * MS, START + 3 * MS);
+    client.request(0, START + 6 * MS);
+    client.request(5, 9);
+    client.read(now);
+    let (requests, longest_ns, _) = client.sampled();
+    assert_eq!((requests, client.numbers(now).shortened), (3, 3));
+    assert!(is_about(longest_ns, 6 * MS), "{longest_ns}");
+
+    // Open ones are no older, and not in the future.
+    for (place, began_ns) in [(0, 3), (1, u64::MAX)] {
+        let what = What { kind: Kind::Request, age_us: Some(year_us) }.pack();
+        client.region.marks.begin(place, began_ns, what);
+    }
+    client.read(now);
+    let open = client.marks.open_since_ns();
+    assert!(open.len() == 2 && open.iter().all(|came| (START..=now).contains(came)), "{open:?}");
+}
+
+#[test]
+fn a_ring_that_breaks_the_protocol_costs_little_and_recovers() {
+    let mut client = Client::new();
+    // A slot is taken and never published.
+    client.region.marks.next.store(1, Relaxed);
+    assert!(!client.read(START) && !client.read(START + STUCK_NS - 1));
+    client.request(START, START + MS);
+    assert!(!client.read(START + STUCK_NS));
+    assert_eq!((client.sampled().0, client.numbers(START).wrong), (1, 1));
+    // A sequence far ahead.
+    client.region.marks.ring[2].sequence.store(1 << 40, Relaxed);
+    client.region.marks.next.store(5, Relaxed);
+    client.read(START + STUCK_NS);
+    assert_eq!(client.read.load(Relaxed), (1 << 40) - 1);
+    // Whatever is there, a pass ends, and counts no more than it may.
+    for slot in &client.region.marks.ring {
+        slot.sequence.store(u64::MAX / 3, Relaxed);
+    }
+    client.region.marks.next.store(0, Relaxed);
+    for _ in 0..10 {
+        client.read(START + STUCK_NS);
+        assert!(client.sampled().0 <= PASS_MARKS_CLIENT_MAX as u64);
+    }
+}
+
+#[test]
+fn tokens_are_counted_beside_requests_and_go_out_of_the_recent_ones() {
+    let mut client = Client::new();
+    for n in 1..=20 {
+        client.ended(Kind::Token, None, START + MS, START + (1 + n) * MS);
+    }
+    client.ended(Kind::Prefill, None, START + MS, START + 8 * MS);
+    client.read(START + 30 * MS);
+    let numbers = client.numbers(START + 30 * MS);
+    let UnitNumbers { count, recent, p50_ns, p99_ns } = numbers.tokens;
+    assert_eq!((count, recent, numbers.prefills.count), (20, 20, 1));
+    assert!(is_about(p50_ns, 10 * MS) && is_about(p99_ns, 20 * MS), "{numbers:?}");
+    assert!(is_about(numbers.prefills.p50_ns, 7 * MS), "{numbers:?}");
+    assert!(!numbers.has_requests, "they are no requests");
+    for (turn, recent) in [(1, 21), (2, 2)] {
+        let now = START + turn * 2 * STRETCH_NS;
+        client.ended(Kind::Token, None, now - MS, now);
+        client.read(now);
+        let tokens = client.numbers(now).tokens;
+        assert_eq!((tokens.count, tokens.recent), (20 + turn, recent));
+    }
+}
+
+#[test]
+fn requests_that_came_before_a_cut_are_carried_over_it() {
+    let mut client = Client::new();
+    client.marks.cut(START + 10 * MS);
+    client.ended(Kind::Request, Some(3_000), START + 12 * MS, START + 15 * MS);
+    client.ended(Kind::Request, Some(1_000), START + 12 * MS, START + 15 * MS);
+    client.read(START + 16 * MS);
+    let (requests, longest_ns, carried) = client.sampled();
+    assert_eq!(requests, 1);
+    assert!(is_about(longest_ns, 4 * MS), "{longest_ns}");
+    assert_eq!(carried, [Carried { began_ns: START + 9 * MS, ns: 6 * MS }]);
+}
+
+/// The ring is the client's, and outlives its core.
+#[test]
+fn a_new_core_passes_over_what_was_meant_for_another() {
+    let mut client = Client::new();
+    (0..5).for_each(|_| client.request(START, START + MS));
+    client.region.marks.drop_one();
+    client.marks = Marks::new(&client.region.marks, &client.read, START + 2 * MS);
+    assert_eq!(client.read.load(Relaxed), 5);
+    client.request(START + 3 * MS, START + 4 * MS);
+    client.read(START + 5 * MS);
+    assert_eq!((client.sampled().0, client.numbers(START + 5 * MS).dropped), (1, 0));
+}
