@@ -11,6 +11,7 @@ mod keep;
 use crate::config::Config;
 use crate::control::Plane;
 use crate::control::admin::{Code, error};
+use crate::dispatch::control::Control;
 use crate::files::Opened;
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
@@ -20,6 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
+use tally_ab::accident::limits_ns;
 use tally_ab::report::ArmSource;
 use tally_ab::verdict::conclude;
 use tally_ab::{Arm, Experiment, Plan, Reason, Report};
@@ -127,6 +129,7 @@ fn status_of(running: &Running) -> AbStatus {
         message: ended.map_or_else(String::new, |e| e.message.clone()),
         verdict: conclusion.verdict,
         why: conclusion.why,
+        guards: e.accidents().to_vec(),
     }
 }
 
@@ -149,6 +152,7 @@ fn status_of_report(report: &Report) -> AbStatus {
         message: report.ended.as_ref().map_or_else(String::new, |e| e.message.clone()),
         verdict: report.verdict,
         why: report.why.clone(),
+        guards: report.guards.clone(),
     }
 }
 
@@ -207,7 +211,16 @@ async fn begin(
             keeps_state: false,
         })
     };
-    let experiment = Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
+    let limits_ns = limits_ns(&plan);
+    let before = plane.control.ask(|done| Control::Recent { limits_ns, done }).await;
+    let mut experiment =
+        Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
+    match before {
+        Ok(before) => experiment.requests_before(&before),
+        Err(why) => {
+            tracing::warn!("what guards say of requests before the test is not known: {why}")
+        }
+    }
     let running = Rc::new(Running {
         experiment: RefCell::new(experiment),
         arms: [source(&a), source(&b)],
