@@ -19,7 +19,7 @@ use crate::helpers::{Helper, Helpers};
 use crate::peer::Peer;
 use crate::policy_slot::{PolicySlot, SlotError, Source, Trigger};
 use crate::profile_store::ProfileStore;
-use crate::quota::{self, Full, Place, Pool, Rate, Room, User};
+use crate::quota::{self, Pool, QuotaExceeded, QuotaPlace, Rate, Room, User};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
 use crate::status;
@@ -86,7 +86,7 @@ pub struct Plane {
 
 /// Places for connections, clients and kernels, and who has taken them.
 pub struct Places {
-    strangers: Rc<RefCell<Pool>>,
+    unregistered: Rc<RefCell<Pool>>,
     admins: Rc<RefCell<Pool>>,
     clients: Rc<RefCell<Pool>>,
     joins: RefCell<Rate>,
@@ -101,9 +101,9 @@ impl Places {
     /// Places of which none is taken.
     pub fn new(settings: &Admission, room: &Room) -> Self {
         Places {
-            strangers: Pool::new(room.strangers, quota::kept_strangers(room)),
+            unregistered: Pool::new(room.unregistered, quota::reserved_unregistered(room)),
             admins: Pool::new(ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_MAX / 2),
-            clients: Pool::new(room.clients, quota::kept_clients(settings, room)),
+            clients: Pool::new(room.clients, quota::reserved_clients(settings, room)),
             joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
             kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
             registering: Semaphore::new(quota::REGISTERING_MAX),
@@ -305,14 +305,15 @@ fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
     let place = match entry_point {
         EntryPoint::Clients => {
             let is_trusted = plane.is_trusted(&peer);
-            let (most, may_have_kept) = quota::strangers_of_user(&plane.room, user, is_trusted);
-            Place::take(&plane.places.strangers, user, most, may_have_kept)
+            let (most, may_use_reserved) =
+                quota::unregistered_of_user(&plane.room, user, is_trusted);
+            QuotaPlace::take(&plane.places.unregistered, user, most, may_use_reserved)
         }
         EntryPoint::Admin => {
             let is_admin = plane.may_change(&peer);
             let most =
                 if is_admin { ADMIN_CONNECTIONS_MAX / 2 } else { ADMIN_CONNECTIONS_USER_MAX };
-            Place::take(&plane.places.admins, user, most, is_admin)
+            QuotaPlace::take(&plane.places.admins, user, most, is_admin)
         }
     };
     let place = match place {
@@ -340,15 +341,15 @@ fn turn_away(
     connection: Connection,
     entry_point: EntryPoint,
     peer: &Peer,
-    full: Full,
+    full: QuotaExceeded,
 ) {
     let (uid, pid) = (peer.uid, peer.pid);
     let why = match full {
-        Full::User(has) => {
+        QuotaExceeded::User(has) => {
             let user = plane.user(peer);
             format!("{user} has {has} connections that wait to be served: try again later")
         }
-        Full::All(_) => "too many connections wait to be served: try again later".into(),
+        QuotaExceeded::All(_) => "too many connections wait to be served: try again later".into(),
     };
     if plane.journal.may(Kind::Connections) {
         tracing::warn!(uid, pid, ?entry_point, "a connection was closed: {why}");
