@@ -17,6 +17,14 @@ const PROMOTE_B: i32 = 0;
 const KEEP_A: i32 = 3;
 const WITHDRAWN: i32 = 5;
 
+/// The active policy, and the program that it serves.
+enum Scenario<'a> {
+    /// A server under `fifo`.
+    Server,
+    /// A training under this test policy, configured so.
+    Training(&'a str, &'a str),
+}
+
 /// A program under a core that grants policies a say over high-priority launches.
 struct Served {
     scene: Scene,
@@ -25,23 +33,22 @@ struct Served {
 }
 
 impl Served {
-    /// A server under `fifo`, or a training under `stalls` configured with this.
-    fn start(artefacts: &Artefacts, stalls: Option<&str>) -> Result<Self> {
+    fn start(artefacts: &Artefacts, scenario: &Scenario) -> Result<Self> {
         let scene = Scene::new(artefacts, Device::software())?;
         let config = scene.dir().join("core.toml");
         std::fs::write(&config, "[policy]\ncapabilities = [\"high-priority\"]\n")?;
         let mut arguments = vec!["--config".to_owned(), config.to_string_lossy().into_owned()];
         let mut policy = artefacts.policy("fifo")?;
-        if let Some(how) = stalls {
-            policy = artefacts.test_policy("stalls")?;
-            let file = configured(&scene, how)?;
+        if let Scenario::Training(name, how) = scenario {
+            policy = artefacts.test_policy(name)?;
+            let file = configured(&scene, name, how)?;
             arguments.extend(["--policy-config".into(), file.to_string_lossy().into_owned()]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let core = scene.core(&policy, &arguments)?;
-        let (class, command) = match stalls {
-            None => (Class::High, jobs::inference(&scene, REQUESTS)?),
-            Some(_) => (Class::BestEffort, jobs::training(&scene, REQUESTS)?),
+        let (class, command) = match scenario {
+            Scenario::Server => (Class::High, jobs::inference(&scene, REQUESTS)?),
+            Scenario::Training(..) => (Class::BestEffort, jobs::training(&scene, REQUESTS)?),
         };
         let program = scene.start("program", scene.governed(class, "program", &command)?)?;
         tally_harness::process::wait_until("waiting for the program to launch", JOB_MAX, || {
@@ -72,9 +79,9 @@ impl Served {
     }
 }
 
-/// A file with a configuration of `stalls`.
-fn configured(scene: &Scene, how: &str) -> Result<PathBuf> {
-    let file = scene.dir().join("stalls.conf");
+/// A file with a configuration of a test policy.
+fn configured(scene: &Scene, policy: &str, how: &str) -> Result<PathBuf> {
+    let file = scene.dir().join(format!("{policy}.conf"));
     std::fs::write(&file, how)?;
     Ok(file)
 }
@@ -83,8 +90,8 @@ fn configured(scene: &Scene, how: &str) -> Result<PathBuf> {
 /// serve after it.
 fn trapped(how: &str, guard: Option<&str>, expected: i32) -> Result<()> {
     let artefacts = Artefacts::locate()?;
-    let served = Served::start(&artefacts, None)?;
-    let config = format!("--config-b={}", configured(&served.scene, how)?.display());
+    let served = Served::start(&artefacts, &Scenario::Server)?;
+    let config = format!("--config-b={}", configured(&served.scene, "stalls", how)?.display());
     let guard = guard.map(|guard| format!("--guard={guard}"));
     let more: Vec<&str> =
         guard.iter().map(String::as_str).chain([&*config, "--metric=hp_p99"]).collect();
@@ -128,7 +135,7 @@ fn a_policy_that_stalls_for_the_rest_of_its_block_is_withdrawn_by_a_guard() -> R
 #[test]
 fn a_better_policy_is_promoted_when_asked_for_and_hooks_are_told() -> Result<()> {
     let artefacts = Artefacts::locate()?;
-    let served = Served::start(&artefacts, Some("slow 20"))?;
+    let served = Served::start(&artefacts, &Scenario::Training("stalls", "slow 20"))?;
     let fifo = artefacts.policy("fifo")?.to_string_lossy().into_owned();
     let dir = served.scene.dir().to_path_buf();
 
@@ -162,11 +169,42 @@ fn a_better_policy_is_promoted_when_asked_for_and_hooks_are_told() -> Result<()>
 #[test]
 fn a_better_policy_is_not_promoted_unless_asked_for() -> Result<()> {
     let artefacts = Artefacts::locate()?;
-    let served = Served::start(&artefacts, Some("slow 20"))?;
+    let served = Served::start(&artefacts, &Scenario::Training("stalls", "slow 20"))?;
     let fifo = artefacts.policy("fifo")?.to_string_lossy().into_owned();
     let (status, said) = served.test(&fifo, &["--metric=be_throughput"])?;
     ensure!(status.code() == Some(PROMOTE_B), "{status}\n{said}");
     ensure!(served.report()?["promoted"] == false, "{said}");
     ensure!(served.scene.status()?.policy_name() == "stalls", "A serves after the test");
+    served.stop()
+}
+
+/// A preempts launches at random and holds none; B holds each for 20 ms and preempts none.
+#[test]
+fn what_best_effort_waits_and_how_often_it_is_preempted_is_told_of_each_arm() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let preempts = Scenario::Training("random-forms", "form = 0\ntoggle_us = 3000\nseed = 7\n");
+    let served = Served::start(&artefacts, &preempts)?;
+    let stalls = artefacts.test_policy("stalls")?.to_string_lossy().into_owned();
+    let config = configured(&served.scene, "stalls", "slow 20")?;
+    let config = format!("--config-b={}", config.display());
+    let (status, said) = served.test(&stalls, &["--metric=be_throughput", &config])?;
+    ensure!(status.code() == Some(KEEP_A), "{status}\n{said}");
+    let report = served.report()?;
+    let blocks = report["blocks"].as_array().context("the report lists no blocks")?;
+    let sum = |arm: &str, what: &str| -> u64 {
+        blocks.iter().filter(|b| b["arm"] == arm).filter_map(|b| b[what].as_u64()).sum()
+    };
+    let waited_ns = ["A", "B"].map(|arm| sum(arm, "be_waited_ns"));
+    ensure!(waited_ns[1] > 20_000_000 && waited_ns[1] > waited_ns[0], "{waited_ns:?} {blocks:#?}");
+    let preemptions = ["A", "B"].map(|arm| sum(arm, "preemptions"));
+    ensure!(preemptions[0] > 0 && preemptions[1] == 0, "{preemptions:?} {blocks:#?}");
+    let rates = report["rates"].as_array().context("the report lists no rates")?;
+    ensure!(rates.len() == 2, "{rates:#?}");
+    for (rate, name) in rates.iter().zip(["be_waited", "preemptions"]) {
+        let [a, b] = ["a", "b"].map(|arm| rate[arm].as_f64().unwrap_or_default());
+        let (most, least) = if name == "be_waited" { (b, a) } else { (a, b) };
+        ensure!(rate["name"] == name && most > least && most > 0.0, "{rate:#}");
+        ensure!(said.contains(name), "{said}");
+    }
     served.stop()
 }

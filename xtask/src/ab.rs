@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use std::sync::Mutex;
 use tally_ab::design::State;
 use tally_ab::simulate::accidents::{Accidents, accidents};
+use tally_ab::simulate::beside::{self, Besides};
 use tally_ab::simulate::models::{self, Model, Row};
 use tally_ab::simulate::pooled::{self, PooledRow};
 use tally_ab::simulate::traps::{self, Trap};
@@ -23,6 +24,8 @@ const TIMES_EIGHT: usize = 200;
 /// Tests of each guard, and of each model on eight GPUs.
 const GUARDED: u32 = 100;
 const POOLED: u32 = 300;
+/// Tests of each service for the figures beside the one that decides.
+const BESIDES: u32 = 200;
 /// What 10 % of p99, to either side, takes at 50 requests a second in 80 % of tests on one GPU, and
 /// on eight.
 const MINUTES_MAX: f64 = 12.0;
@@ -77,6 +80,17 @@ fn guarded() -> (Vec<Accidents>, Vec<String>) {
         row
     });
     let failures = rows.iter().filter_map(Accidents::failure).collect();
+    (rows, failures)
+}
+
+/// Figures beside the one that decides, of all services.
+fn besides() -> (Vec<Besides>, Vec<String>) {
+    let rows = both(Model::ALL.to_vec(), |model| {
+        let row = beside::row(model, BESIDES, SEED);
+        eprintln!("{row:?}");
+        row
+    });
+    let failures = rows.iter().filter_map(Besides::failure).collect();
     (rows, failures)
 }
 
@@ -155,13 +169,14 @@ pub fn validate(experiments: Option<u32>) -> Result<()> {
     let (power, power_failures) = power();
     let (services, service_failures) = services(experiments);
     let (guards, guard_failures) = guarded();
+    let (besides, beside_failures) = besides();
     let (combined, combined_failures) = combined();
     let all = json!({"blocks": validity, "traps": traps, "power": power, "services": services,
-        "guards": guards, "combined": combined});
+        "guards": guards, "besides": besides, "combined": combined});
     println!("{}", serde_json::to_string_pretty(&all)?);
     crate::build::flush();
     let failures = [validity.failures(), trap_failures, power_failures, service_failures];
-    let failures = [failures.concat(), guard_failures, combined_failures].concat();
+    let failures = [failures.concat(), guard_failures, beside_failures, combined_failures].concat();
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
 }

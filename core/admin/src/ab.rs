@@ -2,6 +2,7 @@
 
 use crate::words::required;
 use serde::{Deserialize, Serialize};
+use tally_ab::report::GuardReport;
 use tally_ab::{Arm, Metric, Reason, Verdict};
 
 /// How far an A/B test is: the answer to `ab_start` and `ab_status`, and `experiment` in status.
@@ -36,4 +37,7 @@ pub struct AbStatus {
     /// What to do, as known so far.
     pub verdict: Verdict,
     pub why: String,
+    /// How likely a B as good as A breaches each guard by accident: at first from requests of the minutes before, from
+    /// the first pair of blocks on from A's.
+    pub guards: Vec<GuardReport>,
 }

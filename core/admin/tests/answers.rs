@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, to_value};
 use std::fmt::Debug;
+use tally_ab::report::GuardReport;
 use tally_ab::{Arm, Metric, Reason, Verdict};
 use tally_admin::ab::AbStatus;
 use tally_admin::*;
@@ -79,6 +80,7 @@ fn ab() -> AbStatus {
         message: "hp_p99<8ms".into(),
         verdict: Verdict::Withdrawn,
         why: "guard hp_p99<8ms".into(),
+        guards: vec![GuardReport { guard: "hp_p99<8ms".into(), accident: Some(0.01) }],
     }
 }
 

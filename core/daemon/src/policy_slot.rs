@@ -20,7 +20,7 @@ mod experiment;
 pub mod history;
 mod loads;
 
-pub use experiment::Candidate;
+pub use experiment::{Candidate, PutError};
 
 use crate::config::{DEFAULT_POLICY, Restore, Strikes};
 use crate::dispatch::control::{AskError, Control, ControlSender};

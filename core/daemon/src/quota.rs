@@ -1,6 +1,6 @@
 //! How much of the core each user may take, so that none keeps the others out. Pure: the clock is handed in.
 //!
-//! | of | one user | all | kept for |
+//! | of | one user | all | reserved for |
 //! | --- | --- | --- | --- |
 //! | connections that have not registered | [`Pool`] | by descriptors | trusted users ([`crate::admit`]) |
 //! | clients | `user_clients_max` | `clients_max`, or by descriptors | high-priority clients |
@@ -46,9 +46,9 @@ impl std::fmt::Display for User {
 pub const DESCRIPTORS_EACH: u64 = 3;
 /// Descriptors of the core for each connection that has not registered: its socket, its process, and what it
 /// may send.
-const DESCRIPTORS_STRANGER: u64 = 2 + STRANGER_DESCRIPTORS as u64;
+const DESCRIPTORS_UNREGISTERED: u64 = 2 + REGISTRATION_DESCRIPTORS as u64;
 /// Descriptors taken from a connection that registers.
-pub const STRANGER_DESCRIPTORS: usize = 2;
+pub const REGISTRATION_DESCRIPTORS: usize = 2;
 /// Registrations whose descriptors are being made.
 pub const REGISTERING_MAX: usize = 8;
 /// For those, admin connections and their files, policies, logs and the rest.
@@ -62,7 +62,7 @@ pub struct Room {
     /// Descriptors that this process may have.
     pub descriptors: u64,
     /// Connections that have not registered.
-    pub strangers: usize,
+    pub unregistered: usize,
     /// Connections that got no place and are not closed yet.
     pub turned_away: usize,
     /// Clients for which there are descriptors.
@@ -74,41 +74,42 @@ pub struct Room {
 impl Room {
     /// What fits into this limit on descriptors.
     pub fn new(descriptors: u64, clients_max: usize) -> Self {
-        let strangers = if descriptors >= 4_096 { UNREGISTERED_MAX } else { UNREGISTERED_FEW_MAX };
+        let unregistered =
+            if descriptors >= 4_096 { UNREGISTERED_MAX } else { UNREGISTERED_FEW_MAX };
         let turned_away = if descriptors >= 16_384 { TURNED_AWAY_MAX } else { 32 };
         let other =
-            DESCRIPTORS_OTHER + DESCRIPTORS_STRANGER * strangers as u64 + turned_away as u64;
+            DESCRIPTORS_OTHER + DESCRIPTORS_UNREGISTERED * unregistered as u64 + turned_away as u64;
         let fit = (descriptors.saturating_sub(other) / DESCRIPTORS_EACH).max(1) as usize;
         let clients = clients_max.min(fit);
-        Room { descriptors, strangers, turned_away, clients_fit: fit, clients }
+        Room { descriptors, unregistered, turned_away, clients_fit: fit, clients }
     }
 }
 
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum QuotaExceeded {
     /// The user has this many places already.
     User(usize),
-    /// All are taken, or all but those that are kept for others.
+    /// All are taken, or all but those that are reserved for others.
     All(usize),
 }
 
-/// Places, some of which are kept for those that need them most.
+/// Places, some of which are reserved.
 #[derive(Debug)]
 pub struct Pool {
     all: usize,
-    kept: usize,
+    reserved: usize,
     taken: BTreeMap<User, usize>,
     taken_all: usize,
-    /// By those for whom none is kept.
+    /// By those who may not use the reserved ones.
     taken_others: usize,
 }
 
 impl Pool {
-    /// `all` places, `kept` of them for some.
-    pub fn new(all: usize, kept: usize) -> Rc<RefCell<Self>> {
+    /// `all` places, `reserved` of them for some users or classes.
+    pub fn new(all: usize, reserved: usize) -> Rc<RefCell<Self>> {
         let taken = BTreeMap::new();
-        Rc::new(RefCell::new(Pool { all, kept, taken, taken_all: 0, taken_others: 0 }))
+        Rc::new(RefCell::new(Pool { all, reserved, taken, taken_all: 0, taken_others: 0 }))
     }
 
     /// Places that are taken.
@@ -117,26 +118,31 @@ impl Pool {
         self.taken_all
     }
 
-    fn why_not(&self, user: User, user_max: usize, may_have_kept: bool) -> Option<Full> {
+    fn why_not(
+        &self,
+        user: User,
+        user_max: usize,
+        may_use_reserved: bool,
+    ) -> Option<QuotaExceeded> {
         if self.taken_all >= self.all
-            || (!may_have_kept && self.taken_others >= self.all - self.kept)
+            || (!may_use_reserved && self.taken_others >= self.all - self.reserved)
         {
-            return Some(Full::All(self.taken_all));
+            return Some(QuotaExceeded::All(self.taken_all));
         }
         let has = self.taken.get(&user).copied().unwrap_or(0);
-        (has >= user_max).then_some(Full::User(has))
+        (has >= user_max).then_some(QuotaExceeded::User(has))
     }
 }
 
 /// A place, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct QuotaPlace {
     pool: Rc<RefCell<Pool>>,
     user: User,
-    may_have_kept: bool,
+    may_use_reserved: bool,
 }
 
-impl Place {
+impl QuotaPlace {
     /// Take one for a user who may have `user_max`.
     ///
     /// # Errors
@@ -145,24 +151,24 @@ impl Place {
         pool: &Rc<RefCell<Pool>>,
         user: User,
         user_max: usize,
-        may_have_kept: bool,
-    ) -> Result<Self, Full> {
+        may_use_reserved: bool,
+    ) -> Result<Self, QuotaExceeded> {
         let mut p = pool.borrow_mut();
-        if let Some(full) = p.why_not(user, user_max, may_have_kept) {
+        if let Some(full) = p.why_not(user, user_max, may_use_reserved) {
             return Err(full);
         }
         *p.taken.entry(user).or_default() += 1;
         p.taken_all += 1;
-        p.taken_others += usize::from(!may_have_kept);
-        Ok(Place { pool: pool.clone(), user, may_have_kept })
+        p.taken_others += usize::from(!may_use_reserved);
+        Ok(QuotaPlace { pool: pool.clone(), user, may_use_reserved })
     }
 }
 
-impl Drop for Place {
+impl Drop for QuotaPlace {
     fn drop(&mut self) {
         let mut p = self.pool.borrow_mut();
         p.taken_all -= 1;
-        p.taken_others -= usize::from(!self.may_have_kept);
+        p.taken_others -= usize::from(!self.may_use_reserved);
         if let Some(has) = p.taken.get_mut(&self.user) {
             *has -= 1;
             if *has == 0 {
@@ -210,40 +216,39 @@ impl Rate {
     }
 }
 
-/// How many connections that have not registered one user may have, and whether those places are among them that are
-/// kept.
-pub fn strangers_of_user(room: &Room, user: User, is_trusted: bool) -> (usize, bool) {
+/// How many connections that have not registered one user may have, and whether it may use reserved places.
+pub fn unregistered_of_user(room: &Room, user: User, is_trusted: bool) -> (usize, bool) {
     match (user, is_trusted) {
-        // Of those kept the rest is left to users outside containers.
-        (User::HighContainers, _) => (kept_strangers(room) / 2, true),
-        (_, true) => (room.strangers / 4, true),
-        (_, false) => (room.strangers / 8, false),
+        // The rest of the reserved ones is left to users outside containers.
+        (User::HighContainers, _) => (reserved_unregistered(room) / 2, true),
+        (_, true) => (room.unregistered / 4, true),
+        (_, false) => (room.unregistered / 8, false),
     }
 }
 
-/// Places for connections that are kept for trusted users: enough for each of them.
-pub fn kept_strangers(room: &Room) -> usize {
-    room.strangers * 3 / 8
+/// Places for unregistered connections that are reserved for trusted users: enough for each of them.
+pub fn reserved_unregistered(room: &Room) -> usize {
+    room.unregistered * 3 / 8
 }
 
-/// How many clients of a class one user may have, and whether those places are among them that are kept.
+/// How many clients of a class one user may have, and whether they may use reserved places.
 pub fn clients_of_user(
     settings: &Admission,
     room: &Room,
     is_trusted: bool,
     is_high: bool,
 ) -> (usize, bool) {
-    let kept = kept_clients(settings, room);
+    let reserved = reserved_clients(settings, room);
     let most = match (is_trusted, is_high) {
-        // Half of those kept are left for other users' high-priority clients.
-        (true, _) | (_, true) => room.clients - kept / 2,
+        // Half of the reserved ones are left for other users' high-priority clients.
+        (true, _) | (_, true) => room.clients - reserved / 2,
         (false, false) => settings.user_clients_max,
     };
     (most, is_high)
 }
 
-/// Places that are kept for high-priority clients.
-pub fn kept_clients(settings: &Admission, room: &Room) -> usize {
+/// Places that are reserved for high-priority clients.
+pub fn reserved_clients(settings: &Admission, room: &Room) -> usize {
     settings.reserved_clients.min(room.clients / 4)
 }
 
@@ -256,21 +261,21 @@ mod tests {
     }
 
     #[test]
-    fn no_user_takes_the_places_of_others_nor_those_that_are_kept() {
+    fn no_user_takes_the_places_of_others_nor_reserved_ones() {
         let pool = Pool::new(10, 3);
         let mut held: Vec<_> =
-            (0..4).map(|_| Place::take(&pool, user(1), 4, false).unwrap()).collect();
-        assert_eq!(Place::take(&pool, user(1), 4, false).unwrap_err(), Full::User(4));
-        held.extend((0..3).map(|_| Place::take(&pool, User::Containers, 4, false).unwrap()));
-        assert_eq!(Place::take(&pool, user(2), 4, false).unwrap_err(), Full::All(7));
-        held.extend((0..3).map(|_| Place::take(&pool, user(0), 4, true).unwrap()));
-        assert_eq!(Place::take(&pool, user(3), 4, true).unwrap_err(), Full::All(10));
+            (0..4).map(|_| QuotaPlace::take(&pool, user(1), 4, false).unwrap()).collect();
+        assert_eq!(QuotaPlace::take(&pool, user(1), 4, false).unwrap_err(), QuotaExceeded::User(4));
+        held.extend((0..3).map(|_| QuotaPlace::take(&pool, User::Containers, 4, false).unwrap()));
+        assert_eq!(QuotaPlace::take(&pool, user(2), 4, false).unwrap_err(), QuotaExceeded::All(7));
+        held.extend((0..3).map(|_| QuotaPlace::take(&pool, user(0), 4, true).unwrap()));
+        assert_eq!(QuotaPlace::take(&pool, user(3), 4, true).unwrap_err(), QuotaExceeded::All(10));
         held.clear();
         assert_eq!(
             (pool.borrow().taken_all, pool.borrow().taken_others, pool.borrow().taken.len()),
             (0, 0, 0)
         );
-        Place::take(&pool, user(1), 4, false).unwrap();
+        QuotaPlace::take(&pool, user(1), 4, false).unwrap();
     }
 
     #[test]
@@ -278,43 +283,44 @@ mod tests {
         let settings = Admission::default();
         let room = Room::new(1 << 20, settings.clients_max);
         assert_eq!(room.clients, settings.clients_max);
-        let kept = kept_clients(&settings, &room);
-        let pool = Pool::new(room.clients, kept);
+        let reserved = reserved_clients(&settings, &room);
+        let pool = Pool::new(room.clients, reserved);
         let take = |who: User, trusted: bool, high: bool| {
-            let (most, may_have_kept) = clients_of_user(&settings, &room, trusted, high);
-            Place::take(&pool, who, most, may_have_kept)
+            let (most, may_use_reserved) = clients_of_user(&settings, &room, trusted, high);
+            QuotaPlace::take(&pool, who, most, may_use_reserved)
         };
-        let flood = |who: User, trusted: bool, high: bool| -> Vec<Place> {
+        let flood = |who: User, trusted: bool, high: bool| -> Vec<QuotaPlace> {
             std::iter::from_fn(|| take(who, trusted, high).ok()).collect()
         };
-        let strangers: Vec<_> = (1..20).flat_map(|uid| flood(user(uid), false, false)).collect();
-        assert_eq!(strangers.len(), room.clients - kept);
+        let others: Vec<_> = (1..20).flat_map(|uid| flood(user(uid), false, false)).collect();
+        assert_eq!(others.len(), room.clients - reserved);
         let high = flood(user(30), true, true);
-        assert_eq!(high.len(), kept, "one service takes what is left");
-        drop((strangers, high));
+        assert_eq!(high.len(), reserved, "one service takes what is left");
+        drop((others, high));
         let mut own = flood(user(0), true, false);
         own.extend(flood(user(0), true, true));
-        assert_eq!(own.len(), room.clients - kept / 2);
+        assert_eq!(own.len(), room.clients - reserved / 2);
         take(user(30), true, true).unwrap();
     }
 
     #[test]
-    fn containers_leave_kept_connections_to_users_outside() {
+    fn containers_leave_reserved_connections_to_users_outside() {
         for descriptors in [1_024, 1 << 20] {
             let room = Room::new(descriptors, 256);
-            let kept = kept_strangers(&room);
-            let pool = Pool::new(room.strangers, kept);
+            let reserved = reserved_unregistered(&room);
+            let pool = Pool::new(room.unregistered, reserved);
             let flood = |user| {
-                let (most, may_have_kept) = strangers_of_user(&room, user, false);
-                let take = || Place::take(&pool, user, most, may_have_kept).ok();
+                let (most, may_use_reserved) = unregistered_of_user(&room, user, false);
+                let take = || QuotaPlace::take(&pool, user, most, may_use_reserved).ok();
                 std::iter::from_fn(take).collect::<Vec<_>>()
             };
             let held = [flood(User::Containers), flood(User::HighContainers)];
-            assert_eq!(held[0].len(), room.strangers / 8);
-            assert!((1..kept).contains(&held[1].len()));
+            assert_eq!(held[0].len(), room.unregistered / 8);
+            assert!((1..reserved).contains(&held[1].len()));
             let others: Vec<_> = (1..50).flat_map(|uid| flood(user(uid))).collect();
-            let (most, may_have_kept) = strangers_of_user(&room, user(0), true);
-            Place::take(&pool, user(0), most, may_have_kept).expect("a place is kept for root");
+            let (most, may_use_reserved) = unregistered_of_user(&room, user(0), true);
+            QuotaPlace::take(&pool, user(0), most, may_use_reserved)
+                .expect("a place is reserved for root");
             drop((held, others));
         }
     }
@@ -341,7 +347,8 @@ mod tests {
         assert_eq!(Room::new(1 << 19, 256).clients, 256);
         let small = Room::new(1_024, 256);
         assert_eq!((small.clients, small.clients_fit), (208, 208));
-        let needed = DESCRIPTORS_OTHER + 32 * DESCRIPTORS_STRANGER + 32 + 208 * DESCRIPTORS_EACH;
+        let needed =
+            DESCRIPTORS_OTHER + 32 * DESCRIPTORS_UNREGISTERED + 32 + 208 * DESCRIPTORS_EACH;
         assert!(needed <= 1_024);
         assert_eq!(Room::new(64, 256).clients, 1);
     }

@@ -14,6 +14,7 @@
 //! ```
 
 mod beside;
+mod best_effort;
 mod offer;
 mod profiles;
 mod progress;
@@ -22,6 +23,8 @@ mod stall;
 mod state;
 mod units;
 mod yielding;
+
+pub use best_effort::WorkDone;
 
 pub use progress::Progress;
 pub use rule::{BuiltInRule, built_in_rule};
@@ -111,16 +114,6 @@ pub struct PolicyStats {
     pub last_fault: Option<Fault>,
 }
 
-/// Best-effort work that ended, since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkDone {
-    pub launches: u64,
-    /// The GPU time that they take undisturbed, as predicted when they were granted (as
-    /// measured, where nothing was known): a launch counts the same however it was run
-    /// and whoever was beside it.
-    pub ns: u64,
-}
-
 /// Launches of one client waiting; the ring bounds it far below.
 const WAITING_MAX: usize = 4_096;
 /// Commands carried out after one input, so that a policy which answers every
@@ -157,7 +150,7 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     waiting_clients: u32,
     high_clients: u32,
     stats: PolicyStats,
-    work_done: WorkDone,
+    best_effort: best_effort::Totals,
     order: Vec<ClientId>,
     /// See [`Engine::begin_pass`]; 0 before.
     pass: u64,
@@ -197,7 +190,7 @@ impl<P: Policy> Engine<P> {
             waiting_clients: 0,
             high_clients: 0,
             stats: PolicyStats::default(),
-            work_done: WorkDone::default(),
+            best_effort: best_effort::Totals::default(),
             order: Vec::new(),
             pass: 0,
             pass_offers: 0,
@@ -232,11 +225,6 @@ impl<P: Policy> Engine<P> {
     /// Counts about the policy.
     pub fn policy_stats(&self) -> &PolicyStats {
         &self.stats
-    }
-
-    /// Best-effort work that ended, since the start.
-    pub fn work_done(&self) -> WorkDone {
-        self.work_done
     }
 
     pub fn policy(&self) -> &P {
@@ -364,6 +352,9 @@ impl<P: Policy> Engine<P> {
                 submitted_ns: now_ns,
                 offered: false,
             });
+            if c.info.class == Class::BestEffort {
+                self.best_effort.waits.begin(now_ns);
+            }
         }
         self.settle_one(now_ns, client, out);
         is_leased
@@ -568,6 +559,9 @@ impl<P: Policy> Engine<P> {
     fn forget(&mut self, now_ns: u64, old: &Client) {
         self.beside.note(now_ns, old.is_active(), false);
         self.waiting_clients -= u32::from(!old.waiting.is_empty());
+        if old.info.class == Class::BestEffort {
+            self.best_effort.waits.end(now_ns, old.waiting.len() as u64);
+        }
         self.high_clients -= u32::from(old.info.class == Class::High);
     }
 }

@@ -91,6 +91,37 @@ fn work_done_counts_a_launch_by_what_it_takes_undisturbed_and_best_effort_only()
     assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
 }
 
+/// Two launches wait for 300 us and 200 us; the second's client then leaves. High-priority launches do not count.
+#[test]
+fn waits_of_best_effort_launches_are_summed_while_they_last() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    e.submitted(0, HIGH, submission(0, k), &mut out);
+    assert_eq!(e.waited_ns(90_000), 0);
+    e.submitted(100_000, LOW, submission(0, k), &mut out);
+    assert_eq!(e.waited_ns(150_000), 50_000);
+    e.submitted(200_000, LOW, submission(1, k), &mut out);
+    assert_eq!(e.waited_ns(300_000), 300_000);
+    assert_eq!(granted(&out, LOW), None, "both are held");
+    e.client_left(400_000, LOW, &mut out);
+    assert_eq!([400_000, 900_000].map(|now_ns| e.waited_ns(now_ns)), [500_000; 2]);
+}
+
+#[test]
+fn an_answer_ends_a_wait() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("gemm"));
+    e.submitted(0, HIGH, submission(0, k), &mut out);
+    e.submitted(100_000, LOW, submission(0, k), &mut out);
+    e.progress(200_000, HIGH, 0, 1, None, &mut out);
+    let due = e.next_deadline_ns().expect("the held launch is offered again");
+    e.tick(due, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1));
+    assert_eq!([due, due + 5].map(|now_ns| e.waited_ns(now_ns)), [due - 100_000; 2]);
+}
+
 #[test]
 fn of_launches_of_unknown_length_one_at_a_time_is_granted() {
     let mut e = built_in();

@@ -158,5 +158,26 @@ mod tests {
         let expected = std::env::var_os(wire::ENV_SOCKET)
             .map_or_else(wire::default_socket, std::path::PathBuf::from);
         assert_eq!(path, expected.as_os_str().as_encoded_bytes());
+        for shared in ["/tmp", "/var/tmp", "/dev/shm"] {
+            assert!(!expected.starts_with(shared), "{} is in {shared}", expected.display());
+        }
+    }
+
+    /// Runs the test above anew with other variables, empty ones included.
+    #[test]
+    fn the_socket_is_the_same_whatever_variables_are_missing() {
+        let this = "report::tests::the_socket_is_the_one_that_clients_look_for";
+        for set in [
+            &[][..],
+            &[("XDG_RUNTIME_DIR", ""), ("HOME", "")],
+            &[("HOME", "/home/somebody")],
+            &[("HOME", "/home/somebody"), ("XDG_RUNTIME_DIR", "/run/user/7")],
+        ] {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", this]).env_clear().envs(set.iter().copied());
+            let output = again.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{set:?}: {said}");
+        }
     }
 }

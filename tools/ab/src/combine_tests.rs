@@ -34,6 +34,8 @@ fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
                 hp_p99_ns: None,
                 be_launches: 1,
                 be_work_ns: 1,
+                be_waited_ns: 0,
+                preemptions: 0,
             });
         }
         report.differences.push(difference);

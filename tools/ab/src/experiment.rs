@@ -13,6 +13,7 @@
 
 mod judge;
 
+use crate::accident::{self, Before, GuardReport};
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
 use crate::guard::{Heard, Relative, Shadow, Window};
@@ -146,6 +147,8 @@ pub struct Experiment {
     relative: Vec<Relative>,
     /// What the guards would have said of A.
     shadow: Shadow,
+    /// How likely an accidental breach is, as far as is known.
+    accidents: Vec<GuardReport>,
     ended: Option<Ended>,
 }
 
@@ -164,6 +167,7 @@ impl Experiment {
             shadow: Shadow::new(&plan.guards, plan.slo_ns, plan.guard_window_ns),
             ledger: Ledger::default(),
             pace: Pace::new(&plan),
+            accidents: accident::guards_before(&plan, &Before::default()),
             rest_ns: 0,
             adjuster: Adjuster::default(),
             late: Vec::new(),
@@ -217,7 +221,27 @@ impl Experiment {
         self.faults = faults;
     }
 
-    /// The arm asked for is active. `sample` is what was recorded since the last cut; of that
+    /// Before the first block: what requests did until now says how likely guards are breached by accident.
+    pub fn requests_before(&mut self, before: &Before) {
+        self.accidents = accident::guards_before(&self.plan, before);
+    }
+
+    /// A policy was replaced by the arm asked for; until then policies had lost so many turns. Those lost since the last
+    /// look are of the policy that was replaced.
+    pub fn replaced(&mut self, now_ns: u64, faults: u64) {
+        if self.ended.is_some() || faults <= self.faults {
+            return;
+        }
+        let replaced = self.ledger.arm();
+        let who = match replaced {
+            Some(arm) => format!("the policy of arm {arm}"),
+            None => "the policy that was active before the first block".into(),
+        };
+        self.end(now_ns, Reason::PolicyFailed, format!("{who} lost a turn before it was replaced"));
+        self.blame(replaced);
+    }
+
+    /// The arm asked for is active, after [`Experiment::replaced`]. `sample` is what was recorded since the last cut; of that
     /// only requests that began before count.
     pub fn switched(&mut self, now_ns: u64, sample: &Sample) {
         if self.ended.is_some() || self.phase != Phase::Between {
@@ -225,8 +249,10 @@ impl Experiment {
         }
         self.looked_ns = now_ns;
         if sample.faults > self.faults {
-            let message = format!("a policy lost a turn while arm {} took over", self.arm());
-            return self.end(now_ns, Reason::PolicyFailed, message);
+            let message =
+                format!("the policy of arm {} lost a turn while it took over", self.arm());
+            self.end(now_ns, Reason::PolicyFailed, message);
+            return self.blame(Some(self.arm()));
         }
         self.look(now_ns, sample);
         if self.rest_ns > 0 {
@@ -251,9 +277,10 @@ impl Experiment {
         self.phase = Phase::Resting { until_ns };
     }
 
-    /// The arm asked for could not be put active.
-    pub fn failed(&mut self, now_ns: u64, message: String) {
+    /// The arm asked for could not be put active, because of this arm; `None`: of neither.
+    pub fn failed(&mut self, now_ns: u64, arm: Option<Arm>, message: String) {
         self.end(now_ns, Reason::PolicyFailed, message);
+        self.blame(arm);
     }
 
     /// What was recorded since the last take. `cut` as [`Action::Take`] said.
@@ -303,9 +330,9 @@ impl Experiment {
     }
 
     /// Notes the arm that caused the end.
-    pub(crate) fn blame(&mut self, arm: Arm) {
+    pub(crate) fn blame(&mut self, arm: Option<Arm>) {
         if let Some(ended) = &mut self.ended {
-            ended.arm = Some(arm);
+            ended.arm = arm;
         }
     }
 
@@ -353,6 +380,8 @@ impl Experiment {
             hp_p99_ns: sample.quantile_ns(0.99),
             be_launches: sample.launches,
             be_work_ns: sample.work_ns,
+            be_waited_ns: sample.be_waited_ns,
+            preemptions: sample.preemptions,
         };
         (block, sample)
     }
@@ -427,6 +456,9 @@ impl Experiment {
             self.judgement = self.judge();
         }
         let blocks = self.blocks.len();
+        if blocks <= 2 * PAIRS_EACH || blocks.is_multiple_of(2 * PAIRS_APART) {
+            self.accidents = accident::guards(self);
+        }
         let elapsed_ns = now_ns.saturating_sub(self.started_ns);
         if let Some(arm) = self.served.failed() {
             let served = |arm: Arm| self.served_under[arm.index()];
@@ -437,10 +469,10 @@ impl Experiment {
                 served(arm.other())
             );
             self.end(now_ns, Reason::NotServed, message);
-            self.blame(arm);
+            self.blame(Some(arm));
         } else if let Some(breach) = breach {
             self.end(now_ns, Reason::Guard, breach);
-            self.blame(Arm::B);
+            self.blame(Some(Arm::B));
         } else if self.is_decided() && !self.plan.to_end {
             let message = format!("after {blocks} blocks");
             self.end(now_ns, Reason::Decided, message);
@@ -482,6 +514,12 @@ impl Experiment {
     /// What the guards would have said of A.
     pub fn shadow(&self) -> &Shadow {
         &self.shadow
+    }
+
+    /// How likely a B as good as A breaches each guard by accident: before the first pair has ended from requests
+    /// before the test, then from A's.
+    pub fn accidents(&self) -> &[GuardReport] {
+        &self.accidents
     }
 
     /// The arm active, or to be put active next.

@@ -15,7 +15,16 @@ impl Bench {
         Bench { experiment, now_ns: 1_000, switches: Vec::new() }
     }
 
-    fn run(&mut self, mut load: impl FnMut(Arm, &mut Sample)) -> Ended {
+    fn run(&mut self, load: impl FnMut(Arm, &mut Sample)) -> Ended {
+        self.run_until(|_| false, load).unwrap()
+    }
+
+    /// Until it ends, or this says so.
+    fn run_until(
+        &mut self,
+        mut is_enough: impl FnMut(&Experiment) -> bool,
+        mut load: impl FnMut(Arm, &mut Sample),
+    ) -> Option<Ended> {
         let mut from_ns = self.now_ns;
         for _ in 0..1_000_000 {
             let mut sample = Sample::new();
@@ -34,7 +43,10 @@ impl Bench {
                     load(self.experiment.arm(), &mut sample);
                     self.experiment.took(at_ns, cut, &sample);
                 }
-                Action::End => return self.experiment.ended().unwrap().clone(),
+                Action::End => return self.experiment.ended().cloned(),
+            }
+            if is_enough(&self.experiment) {
+                return None;
             }
         }
         panic!("it does not end")
@@ -115,6 +127,86 @@ fn a_lost_turn_ends_it_and_names_the_arm() {
     assert!(ended.message.contains("arm B"));
 }
 
+/// Faults are counted for both policies together: what was lost before the exchange is the old one's.
+#[test]
+fn a_turn_lost_around_a_switch_is_of_the_policy_that_lost_it() {
+    let switched_twice = |lost: [u64; 2]| {
+        let mut experiment = Experiment::new(plan(Metric::HpP99), 0).unwrap();
+        let mut at = 0;
+        let mut arms = Vec::new();
+        while arms.len() < 2 {
+            let mut sample = Sample::new();
+            match experiment.next_action() {
+                Action::Switch(arm) => {
+                    arms.push(arm);
+                    let lost = if arms.len() == 2 { lost } else { [0; 2] };
+                    sample.faults = lost[1];
+                    experiment.replaced(at, lost[0]);
+                    experiment.switched(at, &sample);
+                }
+                Action::Take { at_ns, cut } => {
+                    (sample.from_ns, sample.to_ns, at) = (at, at_ns, at_ns);
+                    experiment.took(at_ns, cut, &sample);
+                }
+                Action::End => break,
+            }
+        }
+        (experiment.ended().cloned(), arms)
+    };
+    assert_eq!(switched_twice([0, 0]).0, None);
+    for (lost, at, words) in
+        [([1, 1], 0, "before it was replaced"), ([0, 1], 1, "while it took over")]
+    {
+        let (ended, arms) = switched_twice(lost);
+        let ended = ended.unwrap();
+        assert_eq!((ended.reason, ended.arm), (Reason::PolicyFailed, Some(arms[at])), "{ended:?}");
+        assert!(ended.message.contains(words), "{ended:?}");
+    }
+    // Before the first block the policy is neither arm's instance.
+    let mut experiment = Experiment::new(plan(Metric::HpP99), 0).unwrap();
+    experiment.faults_before(3);
+    experiment.replaced(5, 4);
+    let ended = experiment.ended().unwrap();
+    assert_eq!((ended.reason, ended.arm), (Reason::PolicyFailed, None));
+    assert!(ended.message.contains("before the first block"), "{ended:?}");
+}
+
+#[test]
+fn an_accident_of_a_guard_is_told_at_the_start_or_after_the_first_pair() {
+    use crate::accident::{Before, limits_ns};
+    let guards =
+        ["hp_p99<8ms", "hp_p99<1.2*A", "be_throughput>1%"].map(|text| text.parse().unwrap());
+    let plan = Plan { guards: guards.into(), ..plan(Metric::HpP99) };
+    assert_eq!(limits_ns(&plan), [6_666_666, u64::MAX, u64::MAX]);
+    let chances = |e: &Experiment| e.accidents().iter().map(|g| g.accident).collect::<Vec<_>>();
+    let mut experiment = Experiment::new(plan.clone(), 0).unwrap();
+    assert_eq!(chances(&experiment), [None, Some(0.05), None], "nothing is known");
+    let before =
+        |over: f64| Before { requests: 9_000, per_s: 30.0, over_per_s: vec![over, 0.0, 0.0] };
+    experiment.requests_before(&before(0.0));
+    assert_eq!(chances(&experiment)[0], Some(0.0));
+    experiment.requests_before(&before(1.0));
+    assert!(chances(&experiment)[0] > Some(0.9), "{:?}", experiment.accidents());
+    assert!(experiment.accidents()[0].warning().unwrap().contains("by accident in up to"));
+    experiment.requests_before(&Before { requests: 20, ..before(1.0) });
+    assert_eq!(chances(&experiment)[0], None, "too few");
+    // B is far below the limit, and some of A's requests are above it.
+    let mut bench = Bench::new(plan);
+    let mut first = None;
+    bench.run_until(
+        |experiment| {
+            let is_pair = experiment.blocks().len() == 2;
+            first = first.or(is_pair.then(|| chances(experiment)[0]));
+            is_pair
+        },
+        |arm, sample| {
+            requests(sample, 5, if arm == Arm::A { 20_000_000 } else { 1_000_000 });
+            (sample.work_ns, sample.launches) = (sample.span_ns() / 2, 1);
+        },
+    );
+    assert!(first.flatten() > Some(0.9), "{first:?}");
+}
+
 #[test]
 fn without_traffic_it_gives_up() {
     for metric in [Metric::HpP99, Metric::BeThroughput] {
@@ -146,7 +238,7 @@ fn the_washout_is_not_counted() {
 #[test]
 fn a_failed_start_and_a_stop_end_it_once() {
     let mut experiment = Experiment::new(plan(Metric::HpP99), 0).unwrap();
-    experiment.failed(7, "no such file".into());
+    experiment.failed(7, None, "no such file".into());
     experiment.stop(9, Reason::Stopped, "later");
     let ended = experiment.ended().unwrap();
     assert_eq!((ended.reason, ended.arm, ended.after_ns), (Reason::PolicyFailed, None, 7));

@@ -1,6 +1,7 @@
 //! Counts of requests by length, in steps of a thousandth or less: filled by the dispatch thread
 //! without allocating. What it costs to empty, to add or to read depends on how far apart the
-//! lengths are, not on how long they may be.
+//! lengths are, not on how long they may be. Not an `hdrhistogram`, which walks all steps up to the longest length for
+//! that: with it simulations take eight times as long.
 
 /// Lengths below this have a step each; each doubling beyond has half as many.
 const EXACT: u64 = 1 << 11;

@@ -13,6 +13,8 @@
 //! result at any time is allowed, [`interval`] for the effect's bounds, and `docs/ab.md`.
 #![forbid(unsafe_code)]
 
+pub mod accident;
+mod beside;
 pub mod betting;
 pub mod combine;
 pub mod design;

@@ -2,13 +2,15 @@
 //!
 //! The JSON schema is version 2; fields are only added within it.
 
+use crate::accident;
+pub use crate::accident::GuardReport;
+use crate::beside;
+pub use crate::beside::{Beside, Rate};
 use crate::design::{Arm, Plan};
-use crate::experiment::{Ended, Experiment, Reason, SAMPLE_RATIO_ALPHA};
-use crate::guard::{Guard, RELATIVE_ALPHA, Traffic};
+use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
 use crate::interval::{self, Bounds};
-use crate::metric::{Metric, REQUESTS_MIN};
-use crate::overall::{Overall, Part};
-use crate::tail::Pool;
+use crate::metric::Metric;
+use crate::overall::Overall;
 use crate::verdict::{PAIRS_MIN, Verdict, conclude};
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +47,12 @@ pub struct Block {
     pub be_launches: u64,
     /// Their work, in GPU time that they take undisturbed, ns.
     pub be_work_ns: u64,
+    /// Time that best-effort launches waited for an answer, summed over launches, ns.
+    #[serde(default)]
+    pub be_waited_ns: u64,
+    /// Times that best-effort clients were asked to yield.
+    #[serde(default)]
+    pub preemptions: u64,
 }
 
 /// A policy that takes part.
@@ -105,26 +113,6 @@ pub struct OverallReport {
     pub b_higher: f64,
 }
 
-/// A figure that was measured beside the one that decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Beside {
-    /// `hp_p50`, `hp_p99`, `be_throughput` or `requests`.
-    pub name: String,
-    /// Of the blocks' figures. Bounds at a level divided by the number of these figures: all of
-    /// them hold at once.
-    #[serde(flatten)]
-    pub effect: Effect,
-    pub pairs: usize,
-}
-
-/// A guard, and how likely a policy as good as A breaches it by accident.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GuardReport {
-    pub guard: String,
-    /// In the whole test, at most; `null` if it is not known.
-    pub accident: Option<f64>,
-}
-
 /// An effect with its bounds: B's figure over A's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
@@ -150,14 +138,6 @@ pub struct Point {
     pub effect: Effect,
 }
 
-/// By how much requests of the same policy may be slower at times.
-const SLOWER_AT_TIMES: f64 = 1.2;
-/// A guard whose chance of an accidental breach is above this is told.
-const ACCIDENT_TOLD: f64 = 0.05;
-/// A guard's limit below so many times A's own figure is near: A may breach it at times that were not seen.
-const NEAR: f64 = 10.0;
-/// Requests beyond a percentile from which it is known well enough for that.
-const BEYOND_MIN: f64 = 10.0;
 /// Loads that differ by more than this are told to people, shown to be no chance or not.
 const LOAD_FACTOR_MAX: f64 = 1.25;
 
@@ -224,6 +204,9 @@ pub struct Report {
     pub sample_ratio: SampleRatio,
     /// B over A by further figures, on which the test does not decide.
     pub beside: Vec<Beside>,
+    /// Figures that may be 0, on which the test does not decide either.
+    #[serde(default)]
+    pub rates: Vec<Rate>,
     /// What is known of the guards.
     pub guards: Vec<GuardReport>,
     /// It ended when it was decided: its estimate is too large on average.
@@ -301,8 +284,9 @@ impl Report {
             finding,
             overall: overall.as_ref().map(OverallReport::new),
             block_quantile: block_quantile(experiment),
-            beside: beside(experiment),
-            guards: guards(experiment),
+            beside: beside::all(experiment),
+            rates: beside::rates(experiment),
+            guards: accident::guards(experiment),
             e_value: experiment.betting().ln_e_max().exp().min(E_MAX),
             test: TEST.into(),
             effect,
@@ -366,15 +350,7 @@ impl Report {
                     .into(),
             );
         }
-        for guard in &self.guards {
-            if let Some(chance) = guard.accident.filter(|chance| *chance > ACCIDENT_TOLD) {
-                all.push(format!(
-                    "guard {}: a B as good as A breaches it by accident in up to {:.0} % of such tests",
-                    guard.guard,
-                    chance * 100.0
-                ));
-            }
-        }
+        all.extend(self.guards.iter().filter_map(GuardReport::warning));
         let (slow_a, slow_b) = (self.a.blocks_slow, self.b.blocks_slow);
         if slow_b > 2 * slow_a + 2 {
             all.push(format!(
@@ -408,7 +384,7 @@ impl Report {
 }
 
 /// No bounds from fewer than ten pairs: they would say more than is known.
-fn exact(differences: &[f64], alpha: f64) -> Effect {
+pub(crate) fn exact(differences: &[f64], alpha: f64) -> Effect {
     let bounds = match differences.len() < PAIRS_MIN {
         true => Bounds::default(),
         false => interval::confidence(differences, alpha),
@@ -439,76 +415,6 @@ fn block_quantile(experiment: &Experiment) -> Option<f64> {
     requests.sort_unstable();
     let n = *requests.get(requests.len() / 2)? as f64;
     Some((((0.99 * n).ceil()) - 1.0 / 3.0) / (n + 1.0 / 3.0))
-}
-
-/// Effects of all figures but the one that decides, from the pairs of blocks.
-pub(crate) fn beside(experiment: &Experiment) -> Vec<Beside> {
-    type Figure = fn(&Block) -> Option<f64>;
-    let all: [(&str, Figure); 4] = [
-        ("hp_p50", |b| b.hp_p50_ns.filter(|_| b.value.is_some()).map(|ns| ns as f64)),
-        ("hp_p99", |b| b.hp_p99_ns.filter(|_| b.requests >= REQUESTS_MIN).map(|ns| ns as f64)),
-        ("be_throughput", |b| (b.be_work_ns > 0).then(|| b.be_work_ns as f64 / b.measured_s)),
-        ("requests", |b| (b.requests > 0).then(|| b.requests as f64 / b.measured_s)),
-    ];
-    let chosen = experiment.plan().metric.as_str();
-    let alpha = experiment.plan().alpha / all.len() as f64;
-    let others = all.into_iter().filter(|(name, _)| *name != chosen);
-    others
-        .map(|(name, figure)| {
-            let difference = |pair: &[Block]| {
-                let [a, b] = if pair[0].arm == Arm::A { [0, 1] } else { [1, 0] };
-                let ln = figure(&pair[b])?.ln() - figure(&pair[a])?.ln();
-                ln.is_finite().then_some(ln)
-            };
-            let pairs = experiment.blocks().chunks_exact(2);
-            let differences: Vec<f64> = pairs.filter_map(difference).collect();
-            let effect = exact(&differences, alpha);
-            Beside { name: name.into(), effect, pairs: differences.len() }
-        })
-        .collect()
-}
-
-/// How likely a B whose requests are A's breaches each guard on a time.
-fn guards(experiment: &Experiment) -> Vec<GuardReport> {
-    let plan = experiment.plan();
-    let of_a = || experiment.blocks().iter().filter(|block| block.arm == Arm::A);
-    let seconds: f64 = of_a().map(|block| block.measured_s).sum();
-    let parts = experiment.parts(Metric::HpP99);
-    let pool = Pool::of(parts.iter().filter_map(|(a, _)| match a {
-        Part::Requests(tail) => Some(tail),
-        Part::Sums(..) => None,
-    }));
-    let watched_s = plan.time_ns_max as f64 / 2e9;
-    // If requests come independently, and all are slower at times.
-    let independent = |(share, ns): (f64, u64)| {
-        let requests = pool.requests();
-        let traffic = Traffic {
-            rate: requests as f64 / seconds.max(1e-9),
-            over: pool.over((ns as f64 / SLOWER_AT_TIMES) as u64) as f64 / requests.max(1) as f64,
-            window_s: plan.guard_window_ns as f64 / 1e9,
-            watched_s,
-        };
-        (requests > 0).then(|| traffic.accident_of(share))
-    };
-    let is_breached = experiment.ended().is_some_and(|ended| ended.reason == Reason::Guard);
-    // A breach that A would have as often as once in a third of the time that it was seen is missed in 5 % of tests.
-    let unseen = |(share, ns): (f64, u64)| {
-        let of_a_ns = pool.quantile_ns(share);
-        let is_rough = pool.requests() as f64 * (1.0 - share) < BEYOND_MIN;
-        let is_near = is_rough || of_a_ns.is_none_or(|of_a_ns| (ns as f64) < NEAR * of_a_ns);
-        (is_breached && is_near).then(|| 1.0 - (-3.0 * watched_s / seconds.max(1e-9)).exp())
-    };
-    let of_guard = |(at, guard): (usize, &Guard)| {
-        let unseen = guard.quantile().and_then(unseen);
-        let seen = experiment.shadow().accident(at, watched_s);
-        let independent = guard.quantile().and_then(independent);
-        let accident = match guard.is_relative() {
-            true => Some(RELATIVE_ALPHA),
-            false => seen.into_iter().chain(independent).chain(unseen).reduce(f64::max),
-        };
-        GuardReport { guard: guard.to_string(), accident }
-    };
-    plan.guards.iter().enumerate().map(of_guard).collect()
 }
 
 fn effects(differences: &[f64], alpha: f64) -> Vec<Point> {

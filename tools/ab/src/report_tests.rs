@@ -1,5 +1,5 @@
 use super::*;
-use crate::experiment::Action;
+use crate::experiment::{Action, Reason};
 use crate::sample::Sample;
 use crate::verdict::quantile_name;
 
@@ -14,6 +14,16 @@ fn experiment_with(
     (requests, work): (usize, f64),
     blocks: usize,
     plan: Plan,
+) -> Experiment {
+    experiment_of((ratio, requests, work), blocks, plan, |_, _| {})
+}
+
+/// The same with what else each sample has.
+fn experiment_of(
+    (ratio, requests, work): (f64, usize, f64),
+    blocks: usize,
+    plan: Plan,
+    more: impl Fn(Arm, &mut Sample),
 ) -> Experiment {
     let plan = Plan { block_ns_min: plan.block_ns, ..plan };
     let mut experiment = Experiment::new(plan, 0).unwrap();
@@ -34,6 +44,7 @@ fn experiment_with(
                 for _ in 0..requests {
                     sample.request((10e6 * factor * (1.0 + 0.1 * random.f64())) as u64);
                 }
+                more(experiment.arm(), &mut sample);
                 experiment.took(now_ns, cut, &sample);
             }
             Action::End => break,
@@ -153,9 +164,7 @@ fn ended(reason: Reason, arm: Option<Arm>) -> Report {
     let plan = Plan { to_end: true, blocks_min_better: 60, ..Plan::of(Metric::HpP99) };
     let mut experiment = experiment(0.8, 60, plan);
     experiment.stop(1, reason, "because");
-    if let Some(arm) = arm {
-        experiment.blame(arm);
-    }
+    experiment.blame(arm);
     Report::new(&experiment, &arms(), 1, false)
 }
 
@@ -167,7 +176,7 @@ fn each_end_of_a_test_has_a_verdict() {
         (Reason::PolicyFailed, Some(Arm::B), Verdict::KeepA),
         (Reason::PolicyFailed, Some(Arm::A), Verdict::Invalid),
         (Reason::NotServed, Some(Arm::B), Verdict::KeepA),
-        (Reason::NotServed, Some(Arm::A), Verdict::PromoteB),
+        (Reason::NotServed, Some(Arm::A), Verdict::Invalid),
         (Reason::NoTraffic, None, Verdict::Invalid),
         (Reason::Interrupted, None, Verdict::Invalid),
     ] {
@@ -216,6 +225,53 @@ fn the_other_figures_have_intervals_too() {
     assert!(p50.effect.low.unwrap() < 0.8 && p50.effect.high.unwrap() < 0.9, "{p50:?}");
     let requests = &report.beside[2];
     assert!((requests.effect.low.unwrap() - 1.0).abs() < 1e-6, "both serve the same: {requests:?}");
+}
+
+/// A never preempts; B does a hundred times a second, and lets best effort wait for 20 ms a second more.
+#[test]
+fn waits_and_preemptions_are_told_as_differences() {
+    let of_arm = |arm: Arm, sample: &mut Sample| {
+        let ms = sample.span_ns() / 1_000_000;
+        let (waited_us, preemptions) =
+            if arm == Arm::B { (30 * ms, ms / 10) } else { (10 * ms, 0) };
+        (sample.be_waited_ns, sample.preemptions) = (waited_us * 1_000, preemptions);
+    };
+    let plan = Plan { to_end: true, slo_ns: Some(10_500_000), ..Plan::of(Metric::HpP99) };
+    let few = experiment_of((1.0, 5, 1.0), 8, plan.clone(), of_arm);
+    let few = Report::new(&few, &arms(), 1, false);
+    assert!(few.rates.iter().all(|rate| (rate.low, rate.high, rate.pairs) == (None, None, 4)));
+    let report = Report::new(&experiment_of((1.0, 5, 1.0), 60, plan, of_arm), &arms(), 1, false);
+    let [waited, preemptions] = &report.rates[..] else { panic!("{:?}", report.rates) };
+    assert_eq!((waited.name.as_str(), preemptions.name.as_str()), ("be_waited", "preemptions"));
+    let near = |value: f64, wanted: f64| (value - wanted).abs() < 1e-3 * wanted;
+    assert!(near(waited.a, 10e6) && near(waited.b, 30e6) && near(waited.difference, 20e6));
+    assert!(waited.low.unwrap() > 0.0 && waited.high.unwrap() < 21e6, "{waited:?}");
+    assert!(preemptions.a == 0.0 && near(preemptions.b, 100.0), "{preemptions:?}");
+    assert!(preemptions.low.unwrap() > 0.0, "{preemptions:?}");
+    let attainment = report.beside.iter().find(|b| b.name == "slo_attainment").unwrap();
+    assert!(attainment.effect.low < Some(1.0) && attainment.effect.high > Some(1.0), "the same");
+    let text = report.text();
+    assert!(
+        text.contains("be_waited    A 10 ms/s, B 30 ms/s: +20 ms/s; 95 % interval +"),
+        "{text}"
+    );
+    assert!(text.contains("preemptions  A 0.0/s, B 100.0/s: +100.0/s; 95 % interval +"), "{text}");
+    assert!(text.contains("slo_attainment"), "{text}");
+}
+
+/// Ten pairs agree: too few for the exact test at a seventh of the level, and enough for the approximate interval.
+#[test]
+fn a_difference_that_the_exact_test_does_not_show_is_not_told() {
+    let plan = Plan { to_end: true, slo_ns: Some(10_500_000), ..Plan::of(Metric::HpP99) };
+    let of_arm = |arm: Arm, sample: &mut Sample| sample.preemptions = u64::from(arm == Arm::B);
+    let report = |pairs: usize| {
+        let experiment = experiment_of((1.0, 5, 1.0), 2 * pairs, plan.clone(), of_arm);
+        Report::new(&experiment, &arms(), 1, false)
+    };
+    let few = report(10);
+    let exact = few.rates[1].difference > 0.0 && few.rates[1].low == Some(0.0);
+    assert!(exact, "{:?}", few.rates);
+    assert!(report(20).rates[1].low > Some(0.0));
 }
 
 #[test]

@@ -38,6 +38,10 @@ pub struct Sample {
     pub work_ns: u64,
     /// Best-effort launches that ended.
     pub launches: u64,
+    /// Time that best-effort launches waited for an answer, summed over launches, ns.
+    pub be_waited_ns: u64,
+    /// Times that best-effort clients were asked to yield.
+    pub preemptions: u64,
     /// Turns that policies lost since the core started.
     pub faults: u64,
 }
@@ -55,6 +59,8 @@ impl Sample {
             merged: 0,
             work_ns: 0,
             launches: 0,
+            be_waited_ns: 0,
+            preemptions: 0,
             faults: 0,
         }
     }
@@ -67,6 +73,7 @@ impl Sample {
         self.open.clear();
         (self.merged, self.queue_known) = (0, 0);
         (self.work_ns, self.launches, self.faults) = (0, 0, 0);
+        (self.be_waited_ns, self.preemptions) = (0, 0);
     }
 
     /// A request took so long.
@@ -140,6 +147,8 @@ impl Sample {
         self.queue_known += next.queue_known;
         self.work_ns = self.work_ns.saturating_add(next.work_ns);
         self.launches += next.launches;
+        self.be_waited_ns = self.be_waited_ns.saturating_add(next.be_waited_ns);
+        self.preemptions += next.preemptions;
         self.faults = next.faults;
     }
 }
@@ -185,6 +194,7 @@ mod tests {
         assert!((p99 / 99e6 - 1.0).abs() < 0.002, "{p99}");
         let mut next = Sample::new();
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
+        (first.be_waited_ns, next.be_waited_ns, next.preemptions) = (3, 4, 2);
         next.requests_together(10, 50_000_000);
         next.requests_together(0, 7);
         next.carry(Carried { began_ns: 7, ns: 9 });
@@ -193,12 +203,14 @@ mod tests {
         first.extend(&next);
         assert_eq!((first.requests(), first.merged, first.work_ns), (111, 10, 5));
         assert_eq!((first.from_ns, first.span_ns()), (100, 200));
+        assert_eq!((first.be_waited_ns, first.preemptions), (7, 2));
         assert_eq!((first.carried.len(), &first.open), (1, &vec![8]));
         first.request_queued(2_000_000, 1_000_000);
         assert_eq!((first.queue_known, first.requests()), (1, 112));
         first.clear();
         assert!(first.carried.is_empty() && first.open.is_empty());
         assert_eq!((first.requests(), first.quantile_ns(0.5)), (0, None));
+        assert_eq!((first.be_waited_ns, first.preemptions), (0, 0));
         first.extend(&next);
         assert_eq!((first.from_ns, first.to_ns), (200, 300));
     }

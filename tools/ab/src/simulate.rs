@@ -7,6 +7,7 @@
 //! drift, bursts, hardly any requests.
 
 pub mod accidents;
+pub mod beside;
 pub mod models;
 pub mod pooled;
 pub mod traps;

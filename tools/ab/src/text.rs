@@ -4,7 +4,7 @@ use crate::combine::Combined;
 use crate::design::Arm;
 use crate::experiment::Reason;
 use crate::metric::Metric;
-use crate::report::{ArmSummary, Effect, Finding, Report};
+use crate::report::{ArmSummary, Effect, Finding, Rate, Report};
 use crate::units::time;
 use crate::verdict::{PAIRS_MIN, Verdict, quantile_name, ratio_in_words};
 use std::fmt::Write;
@@ -13,12 +13,35 @@ fn bounds(effect: &Effect, level: f64) -> String {
     let show = |bound: Option<f64>, open: &str| {
         bound.map_or_else(|| open.to_owned(), |ratio| format!("{:+.1} %", (ratio - 1.0) * 100.0))
     };
-    format!("{level:.4}").trim_end_matches('0').trim_end_matches('.').to_owned()
+    percent(level)
         + &format!(
             " % interval {} to {}",
             show(effect.low, "no bound"),
             show(effect.high, "no bound")
         )
+}
+
+/// A rate of both arms and their difference.
+fn rate_in_words(rate: &Rate, level: f64) -> String {
+    let show = |value: f64| match rate.name.as_str() {
+        "be_waited" => format!("{}/s", time(value)),
+        _ => format!("{value:.1}/s"),
+    };
+    let signed = |value: f64| format!("{}{}", if value < 0.0 { "" } else { "+" }, show(value));
+    let bound = |bound: Option<f64>| bound.map_or_else(|| "no bound".to_owned(), signed);
+    format!(
+        "A {}, B {}: {}; {} % interval {} to {} (of all these at once)",
+        show(rate.a),
+        show(rate.b),
+        signed(rate.difference),
+        percent(level),
+        bound(rate.low),
+        bound(rate.high)
+    )
+}
+
+fn percent(level: f64) -> String {
+    format!("{level:.4}").trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn reason(reason: Reason) -> &'static str {
@@ -158,6 +181,9 @@ impl Report {
             let words = ratio_in_words(beside.effect.ratio);
             let bounds = bounds(&beside.effect, level);
             writeln!(out, "  {:<13}{words}; {bounds} (of all these at once)", beside.name)?;
+        }
+        for rate in self.rates.iter().filter(|rate| rate.pairs >= PAIRS_MIN) {
+            writeln!(out, "  {:<13}{}", rate.name, rate_in_words(rate, level))?;
         }
         for guard in &plan.guards {
             writeln!(out, "  guard        {guard}")?;

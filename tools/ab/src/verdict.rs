@@ -1,11 +1,11 @@
 //! What an operator is to do after a test.
 
+use crate::beside;
 use crate::design::Arm;
 use crate::experiment::{Experiment, Judgement, OVERALL_MARGIN, Reason, SAMPLE_RATIO_ALPHA};
 use crate::guard::Guard;
 use crate::metric::Metric;
 use crate::overall::Overall;
-use crate::report::beside;
 use serde::{Deserialize, Serialize};
 
 /// Pairs that find an effect of `ln_ratio` in 80 % of tests, times (`ln_ratio` / sd)^2: from
@@ -167,7 +167,7 @@ fn what_it_costs(experiment: &Experiment) -> Option<String> {
         return None;
     }
     let most = 1.0 + OVERALL_MARGIN.max(plan.margin);
-    let beside = beside(experiment);
+    let beside = beside::of_blocks(experiment);
     let slower = beside
         .iter()
         .find(|b| b.name.starts_with("hp_") && b.effect.low.is_some_and(|low| low > most))?;
@@ -186,7 +186,11 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
     let arm = ended.and_then(|ended| ended.arm);
     match ended.map(|ended| ended.reason) {
         Some(Reason::Guard) => return say(Verdict::Withdrawn, format!("guard {message}")),
-        Some(Reason::NotServed) if arm == Some(Arm::A) => return say(Verdict::PromoteB, message),
+        Some(Reason::NotServed) if arm == Some(Arm::A) => {
+            // What B was compared with is no service, and so few pairs say nothing of B's own tail.
+            let why = format!("{message}: find out why A does not serve, and test again");
+            return say(Verdict::Invalid, why);
+        }
         Some(Reason::NotServed) => return say(Verdict::KeepA, message),
         Some(Reason::PolicyFailed) if arm == Some(Arm::B) => return say(Verdict::KeepA, message),
         Some(

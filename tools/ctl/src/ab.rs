@@ -78,7 +78,7 @@ Exit codes with --wait, besides those of `tallyctl --help`:
   3  keep A: B is worse, is not shown to be as good over all requests, or failed
   4  undecided: more time may tell
   5  withdrawn: B breached a guard
-  6  invalid: there was no traffic, A failed, the core ended the test, or the arms served different loads";
+  6  invalid: there was no traffic, A failed or hardly served, the core ended the test, or the arms served different loads";
 
 #[derive(Debug, Args)]
 pub struct StartArgs {
@@ -355,11 +355,18 @@ fn start(
         plan.metric,
         time(plan.time_ns_max as f64)
     )?;
+    let mut told = Vec::new();
+    warn_of_guards(out, &begun, &mut told)?;
     out.flush()?;
     if !args.wait {
         return Ok(ExitCode::SUCCESS);
     }
-    while typed::<AbStatus>(core.ask(&Request::AbStatus {})?)?.running {
+    loop {
+        let status: AbStatus = typed(core.ask(&Request::AbStatus {})?)?;
+        if !status.running {
+            break;
+        }
+        warn_of_guards(out, &status, &mut told)?;
         std::thread::sleep(Duration::from_millis(300));
     }
     let report: Report = typed(core.ask(&Request::AbReport {})?)?;
@@ -381,7 +388,22 @@ fn exit_code(verdict: Verdict) -> ExitCode {
     }
 }
 
-/// Of `status` too: a line or two on the experiment.
+/// Says once of each guard that a B as good as A is likely to breach it.
+fn warn_of_guards(
+    out: &mut impl Write,
+    status: &AbStatus,
+    told: &mut Vec<String>,
+) -> std::io::Result<()> {
+    for guard in &status.guards {
+        if let Some(warning) = guard.warning().filter(|_| !told.contains(&guard.guard)) {
+            writeln!(out, "note: {warning}")?;
+            told.push(guard.guard.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Of `status` too: some lines on the experiment.
 pub fn write_status(out: &mut impl Write, status: Option<&AbStatus>) -> std::io::Result<()> {
     let Some(s) = status else {
         return writeln!(out, "no A/B test since this core started");
@@ -406,7 +428,19 @@ pub fn write_status(out: &mut impl Write, status: Option<&AbStatus>) -> std::io:
         _ => format!("B {} so far; ", ratio_in_words(s.ratio)),
     };
     writeln!(out, "  {effect}evidence {:.1} of {:.0}", s.e_value, s.e_value_needed)?;
-    writeln!(out, "  {}: {}", s.verdict.as_str(), s.why)
+    writeln!(out, "  {}: {}", s.verdict.as_str(), s.why)?;
+    for guard in &s.guards {
+        let chance = match guard.accident {
+            Some(chance) => format!("{:.0} % at most", chance * 100.0),
+            None => "not known yet".into(),
+        };
+        writeln!(
+            out,
+            "  guard {}: chance that a B as good as A breaches it: {chance}",
+            guard.guard
+        )?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -414,6 +448,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use clap::Parser;
+    use tally_ab::report::GuardReport;
 
     /// A test under way.
     pub(crate) fn running() -> AbStatus {
@@ -435,6 +470,7 @@ pub(crate) mod tests {
             message: String::new(),
             verdict: Verdict::Undecided,
             why: "no difference on hp_p99 is shown".into(),
+            guards: Vec::new(),
         }
     }
 
@@ -500,6 +536,26 @@ pub(crate) mod tests {
         assert_eq!(std::fs::read_to_string(said).unwrap(), "begin\n");
         let error = run_hook("exit 3", "begin", None).unwrap_err().to_string();
         assert!(error.contains("exit 3") && error.contains("begin"), "{error}");
+    }
+
+    #[test]
+    fn a_guard_that_is_breached_by_accident_is_told_once_when_that_is_known() {
+        let (mut out, mut told, mut status) = (Vec::new(), Vec::new(), running());
+        for accident in [None, Some(0.01), Some(0.4), Some(0.6)] {
+            status.guards = vec![GuardReport { guard: "hp_p99<8ms".into(), accident }];
+            warn_of_guards(&mut out, &status, &mut told).unwrap();
+        }
+        let said = String::from_utf8(out).unwrap();
+        let expected = "note: guard hp_p99<8ms: a B as good as A breaches it by accident in up to 40 % of such tests\n";
+        assert_eq!(said, expected);
+        let shown = |accident| {
+            let guards = vec![GuardReport { guard: "hp_p99<8ms".into(), accident }];
+            let mut out = Vec::new();
+            write_status(&mut out, Some(&AbStatus { guards, ..running() })).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert!(shown(None).ends_with("breaches it: not known yet\n"), "{}", shown(None));
+        assert!(shown(Some(0.4)).ends_with("breaches it: 40 % at most\n"), "{}", shown(Some(0.4)));
     }
 
     #[test]

@@ -232,7 +232,8 @@ fn the_verdict_of_an_ab_test_is_an_exit_code() {
                 "running": running, "metric": "hp_p99", "a": "x", "b": "y", "arm": null,
                 "in_washout": false, "blocks": 0, "pairs": 0, "elapsed_s": 0.0, "time_s_max": 1.0,
                 "ratio": 1.0, "e_value": 1.0, "e_value_needed": 20.0, "ended": null, "message": "",
-                "verdict": "undecided", "why": ""
+                "verdict": "undecided", "why": "",
+                "guards": [{"guard": "hp_p99<8ms", "accident": 0.4}]
             })
         };
         let listener = UnixListener::bind(dir.path().join(format!("admin/{i}"))).unwrap();
@@ -250,6 +251,8 @@ fn the_verdict_of_an_ab_test_is_an_exit_code() {
         assert_eq!(output.status.code(), Some(code), "{verdict:?}: {}", said(&output));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.contains("x (A) against y (B)") && said.contains(verdict.as_str()), "{said}");
+        // Once, when the test begins.
+        assert_eq!(said.matches("by accident in up to 40 %").count(), 1, "{said}");
     }
 }
 

@@ -3,7 +3,7 @@
 use super::lab::{Running, report, written};
 use crate::control::Plane;
 use crate::dispatch::control::{AskError, Control};
-use crate::policy_slot::Candidate;
+use crate::policy_slot::{Candidate, PutError};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tally_ab::design::Knowledge;
@@ -127,7 +127,7 @@ impl Course {
     }
 
     /// What the arm active knows is kept: for its next block, or for after the test.
-    async fn save(&mut self) -> Result<(), String> {
+    async fn save(&mut self) -> Result<(), PutError> {
         let Some(arm) = self.active else { return Ok(()) };
         if let Some(saved) = self.plane.policy.save(&self.plane.control).await? {
             self.running.arms[arm.index()].borrow_mut().keeps_state = true;
@@ -136,26 +136,33 @@ impl Course {
         Ok(())
     }
 
-    async fn put(&mut self, arm: Arm, saved: Option<Saved>) -> Result<(), String> {
+    /// How many turns policies had lost when this arm replaced what was active.
+    async fn put(&mut self, arm: Arm, saved: Option<Saved>) -> Result<u64, PutError> {
         let candidate = self.candidates[arm.index()].clone();
-        self.plane.policy.put_candidate(&self.plane.control, &candidate, saved).await?;
+        let put = self.plane.policy.put_candidate(&self.plane.control, &candidate, saved);
+        let faults = put.await?;
         self.active = Some(arm);
-        Ok(())
+        Ok(faults)
     }
 
     async fn switch(&mut self, arm: Arm) {
-        let swapped = match self.save().await {
-            Ok(()) => self
-                .put(arm, self.knowledge.offered(arm))
-                .await
-                .map_err(|why| format!("arm {arm}: {why}")),
-            Err(why) => {
-                let arm = self.active.map_or_else(String::new, |arm| format!("arm {arm}: "));
-                Err(format!("{arm}what it knows cannot be saved: {why}"))
+        let before = self.active;
+        let put = match self.save().await {
+            Ok(()) => {
+                self.put(arm, self.knowledge.offered(arm)).await.map_err(|e| (Some(arm), "", e))
             }
+            Err(error) => Err((before, "what it knows cannot be saved: ", error)),
         };
-        if let Err(why) = swapped {
-            return self.running.experiment.borrow_mut().failed(now_ns(), why);
+        match put {
+            Ok(faults) => self.running.experiment.borrow_mut().replaced(now_ns(), faults),
+            Err((arm, what, PutError::Policy(why))) => {
+                let who = arm.map_or_else(String::new, |arm| format!("arm {arm}: "));
+                let message = format!("{who}{what}{why}");
+                return self.running.experiment.borrow_mut().failed(now_ns(), arm, message);
+            }
+            Err((.., PutError::Core(error))) => {
+                return self.end(Reason::CoreStopping, &error.to_string());
+            }
         }
         match self.exchange(true).await {
             Ok(sample) => {

@@ -100,6 +100,7 @@ pub(super) fn status_of(running: &Running) -> AbStatus {
         message: ended.map_or_else(String::new, |e| e.message.clone()),
         verdict: conclusion.verdict,
         why: conclusion.why,
+        guards: e.accidents().to_vec(),
     }
 }
 
@@ -122,6 +123,7 @@ fn status_of_report(report: &Report) -> AbStatus {
         message: report.ended.as_ref().map_or_else(String::new, |e| e.message.clone()),
         verdict: report.verdict,
         why: report.why.clone(),
+        guards: report.guards.clone(),
     }
 }
 

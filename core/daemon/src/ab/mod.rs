@@ -11,6 +11,7 @@ pub mod lab;
 
 use crate::control::Plane;
 use crate::control::answer::{Code, error};
+use crate::dispatch::control::Control;
 use crate::files::Opened;
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
+use tally_ab::accident::limits_ns;
 use tally_ab::report::ArmSource;
 use tally_ab::{Arm, Experiment, Plan, Reason};
 use tally_ipc::wait::now_ns;
@@ -93,7 +95,16 @@ async fn begin(
             keeps_state: false,
         })
     };
-    let experiment = Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
+    let limits_ns = limits_ns(&plan);
+    let before = plane.control.ask(|done| Control::Recent { limits_ns, done }).await;
+    let mut experiment =
+        Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
+    match before {
+        Ok(before) => experiment.requests_before(&before),
+        Err(why) => {
+            tracing::warn!("what guards say of requests before the test is not known: {why}")
+        }
+    }
     let running = Rc::new(Running {
         experiment: RefCell::new(experiment),
         arms: [source(&a), source(&b)],

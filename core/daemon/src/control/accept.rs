@@ -5,7 +5,7 @@ use super::connection::{Connection, Listener};
 use super::journal::Kind;
 use super::{Plane, admin, registration};
 use crate::peer::Peer;
-use crate::quota::{self, Full, Place, User};
+use crate::quota::{self, QuotaExceeded, QuotaPlace, User};
 use rustix::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
@@ -54,14 +54,15 @@ fn receive(plane: &Rc<Plane>, stream: UnixStream, entry_point: EntryPoint) {
     let place = match entry_point {
         EntryPoint::Clients => {
             let is_trusted = plane.is_trusted(&peer);
-            let (most, may_have_kept) = quota::strangers_of_user(&plane.room, user, is_trusted);
-            Place::take(&plane.places.strangers, user, most, may_have_kept)
+            let (most, may_use_reserved) =
+                quota::unregistered_of_user(&plane.room, user, is_trusted);
+            QuotaPlace::take(&plane.places.unregistered, user, most, may_use_reserved)
         }
         EntryPoint::Admin => {
             let is_admin = plane.may_change(&peer);
             let most =
                 if is_admin { ADMIN_CONNECTIONS_MAX / 2 } else { ADMIN_CONNECTIONS_USER_MAX };
-            Place::take(&plane.places.admins, user, most, is_admin)
+            QuotaPlace::take(&plane.places.admins, user, most, is_admin)
         }
     };
     let place = match place {
@@ -89,15 +90,15 @@ fn turn_away(
     connection: Connection,
     entry_point: EntryPoint,
     peer: &Peer,
-    full: Full,
+    full: QuotaExceeded,
 ) {
     let (uid, pid) = (peer.uid, peer.pid);
     let why = match full {
-        Full::User(has) => {
+        QuotaExceeded::User(has) => {
             let user = plane.user(peer);
             format!("{user} has {has} connections that wait to be served: try again later")
         }
-        Full::All(_) => "too many connections wait to be served: try again later".into(),
+        QuotaExceeded::All(_) => "too many connections wait to be served: try again later".into(),
     };
     if plane.journal.may(Kind::Connections) {
         tracing::warn!(uid, pid, ?entry_point, "a connection was closed: {why}");

@@ -12,7 +12,7 @@ use crate::loader::Loader;
 use crate::peer::Peer;
 use crate::policy_slot::PolicySlot;
 use crate::profile_store::ProfileStore;
-use crate::quota::{Place, Room};
+use crate::quota::{QuotaPlace, Room};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
 use rustix::fd::{AsFd, OwnedFd};
@@ -180,7 +180,7 @@ pub fn connect(
         drop(harness);
         plane.recordings.finish().await;
         let stops = tokio::time::timeout(Duration::ZERO, plane.stop.notified()).await.is_ok();
-        let places = [&plane.places.strangers, &plane.places.admins, &plane.places.clients];
+        let places = [&plane.places.unregistered, &plane.places.admins, &plane.places.clients];
         After {
             answer,
             clients,
@@ -202,7 +202,8 @@ async fn serve(
     let stream = Connection::new(stream, plane.helper(&peer));
     match entry_point {
         EntryPoint::Clients => {
-            let place = Place::take(&plane.places.strangers, user, 1, true).expect("a place");
+            let place =
+                QuotaPlace::take(&plane.places.unregistered, user, 1, true).expect("a place");
             let place = registration::serve(plane, place, &stream, peer).await;
             stream.end().await;
             drop(place);
@@ -211,7 +212,7 @@ async fn serve(
             admin::serve(plane.clone(), &stream, peer).await;
             stream.end().await;
         }
-        // Without the pauses that strangers' requests have between them.
+        // Without the pauses that unregistered connections' requests have between them.
         EntryPoint::Admin => {
             let mut requests = admin::Requests::default();
             while let Ok(Some(Incoming::Line(line, fds))) =

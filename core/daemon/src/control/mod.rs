@@ -83,7 +83,7 @@ pub struct Plane {
 
 /// Places for connections, clients and kernels, and who has taken them.
 pub struct Places {
-    strangers: Rc<RefCell<Pool>>,
+    unregistered: Rc<RefCell<Pool>>,
     admins: Rc<RefCell<Pool>>,
     clients: Rc<RefCell<Pool>>,
     joins: RefCell<Rate>,
@@ -98,9 +98,9 @@ impl Places {
     /// Places of which none is taken.
     pub fn new(settings: &Admission, room: &Room) -> Self {
         Places {
-            strangers: Pool::new(room.strangers, quota::kept_strangers(room)),
+            unregistered: Pool::new(room.unregistered, quota::reserved_unregistered(room)),
             admins: Pool::new(ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_MAX / 2),
-            clients: Pool::new(room.clients, quota::kept_clients(settings, room)),
+            clients: Pool::new(room.clients, quota::reserved_clients(settings, room)),
             joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
             kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
             registering: Semaphore::new(quota::REGISTERING_MAX),

@@ -19,7 +19,7 @@ use crate::dispatch::park;
 use crate::gpus::Witness;
 use crate::helpers::{HelperError, let_go};
 use crate::peer::Peer;
-use crate::quota::{self, Full, Place, STRANGER_DESCRIPTORS, User};
+use crate::quota::{self, QuotaExceeded, QuotaPlace, REGISTRATION_DESCRIPTORS, User};
 use crate::ungoverned;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -41,12 +41,13 @@ use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What comes without descriptors is served for so long though its user's are not taken: whether a core is there.
-const BARRED_MAX: Duration = Duration::from_millis(200);
+/// How long a connection is read whose descriptors are not taken for now, because helper threads hang on earlier ones of
+/// its user. It cannot register; a question without descriptors (whether a core is there) is answered.
+const WITHOUT_DESCRIPTORS_MAX: Duration = Duration::from_millis(200);
 
 /// Why a client is not served.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum RegistrationError {
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("a registration carries exactly one descriptor, the client's region; this one {0}")]
@@ -77,17 +78,17 @@ enum Refusal {
     Ask(#[from] crate::dispatch::control::AskError),
 }
 
-/// Serve a connection at the clients' socket. The place is its own until it is closed.
+/// Serve a connection at the clients' socket. The place is taken until the connection is closed.
 pub(super) async fn serve(
     plane: &Rc<Plane>,
-    place: Place,
+    place: QuotaPlace,
     stream: &Connection,
     mut peer: Peer,
-) -> Place {
+) -> QuotaPlace {
     let opened = stream.open();
     let mut patience = Duration::from_millis(plane.config.admission.hello_timeout_ms);
     if opened.is_err() {
-        patience = patience.min(BARRED_MAX);
+        patience = patience.min(WITHOUT_DESCRIPTORS_MAX);
     }
     let received = tokio::time::timeout(patience, receive(stream, patience)).await;
     stream.bar();
@@ -119,7 +120,7 @@ pub(super) async fn serve(
     .await;
     let Admitted { welcome, fds, info, dismissal, place: client } = match admitted {
         Ok(admitted) => admitted,
-        Err(Refusal::Wire(WireError::Closed)) => return place,
+        Err(RegistrationError::Wire(WireError::Closed)) => return place,
         Err(refusal) => {
             refuse(plane, stream, &peer, &refusal);
             return place;
@@ -173,8 +174,8 @@ fn region(fd: OwnedFd) -> Region {
 }
 
 /// The first frame. Takes no thread until descriptors come: a peer may send it byte by byte.
-async fn receive(stream: &Connection, patience: Duration) -> Result<Frame, Refusal> {
-    let mut receiver = wire::Receiver::taking(STRANGER_DESCRIPTORS);
+async fn receive(stream: &Connection, patience: Duration) -> Result<Frame, RegistrationError> {
+    let mut receiver = wire::Receiver::taking(REGISTRATION_DESCRIPTORS);
     loop {
         let peek = || match receiver.peek(stream.as_fd()) {
             Err(WireError::Os(Errno::AGAIN)) => Err(ErrorKind::WouldBlock.into()),
@@ -199,7 +200,7 @@ async fn receive(stream: &Connection, patience: Duration) -> Result<Frame, Refus
     }
 }
 
-fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, Refusal>) {
+fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, RegistrationError>) {
     let Ok(Ok(notice)) = frame.map(|(payload, _)| Notice::decode(&payload)) else { return };
     let (name, reason) = (printable(notice.name), printable(notice.reason));
     if plane.journal.may(Kind::Ungoverned) {
@@ -208,10 +209,10 @@ fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, Refusal>) {
     plane.ungoverned.borrow_mut().report(peer.pid, peer.uid, name, reason);
 }
 
-fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &Refusal) {
+fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &RegistrationError) {
     let Peer { uid, pid, .. } = *peer;
     let kind = match refusal {
-        Refusal::Descriptor(_) => Kind::Descriptors,
+        RegistrationError::Descriptor(_) => Kind::Descriptors,
         _ => Kind::Refusals,
     };
     if plane.journal.may(kind) {
@@ -222,15 +223,15 @@ fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &Refusal) {
     let _ = wire::answer(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
 }
 
-fn check((payload, regions): Frame) -> Result<(Hello, Mapped<ClientRegion>), Refusal> {
+fn check((payload, regions): Frame) -> Result<(Hello, Mapped<ClientRegion>), RegistrationError> {
     let hello = Hello::decode(&payload)?;
-    let [region] =
-        <[Region; 1]>::try_from(regions).map_err(|all| Refusal::Descriptors(all.len()))?;
+    let [region] = <[Region; 1]>::try_from(regions)
+        .map_err(|all| RegistrationError::Descriptors(all.len()))?;
     let region = region?;
     if region.magic.load(Relaxed) != CLIENT_MAGIC
         || region.version.load(Relaxed) != PROTOCOL_VERSION
     {
-        return Err(Refusal::Region);
+        return Err(RegistrationError::Region);
     }
     Ok((hello, region))
 }
@@ -240,7 +241,7 @@ struct Admitted {
     fds: [OwnedFd; 2],
     info: ClientInfo,
     dismissal: Rc<Dismissal>,
-    place: Place,
+    place: QuotaPlace,
 }
 
 /// Decide its class, find a place for it and hand it to the dispatch thread.
@@ -249,27 +250,28 @@ async fn admit(
     hello: Hello,
     region: Mapped<ClientRegion>,
     peer: &Peer,
-) -> Result<Admitted, Refusal> {
+) -> Result<Admitted, RegistrationError> {
     let user = plane.user(peer);
     let is_trusted = plane.is_trusted(peer);
     if !is_trusted {
         // The client waits for an answer no longer than a second.
         let most = Duration::from_millis(JOIN_WAIT_MS_MAX);
         let wait = plane.places.joins.borrow_mut().next(user, Instant::now(), most);
-        tokio::time::sleep(wait.ok_or(Refusal::TooFast(user))?).await;
+        tokio::time::sleep(wait.ok_or(RegistrationError::TooFast(user))?).await;
     }
     let (class, class_reason) =
         plane.rules.class(peer.uid, peer.foreign.is_some(), hello.high_priority);
     let is_high = class == Class::High;
     let settings = &plane.config.admission;
-    let (most, may_have_kept) = quota::clients_of_user(settings, &plane.room, is_trusted, is_high);
+    let (most, may_use_reserved) =
+        quota::clients_of_user(settings, &plane.room, is_trusted, is_high);
     let place =
-        Place::take(&plane.places.clients, user, most, may_have_kept).map_err(
-            |full| match full {
-                Full::User(has) => Refusal::User(user, has),
-                Full::All(all) => Refusal::Full(all),
-            },
-        )?;
+        QuotaPlace::take(&plane.places.clients, user, most, may_use_reserved).map_err(|full| {
+            match full {
+                QuotaExceeded::User(has) => RegistrationError::User(user, has),
+                QuotaExceeded::All(all) => RegistrationError::Full(all),
+            }
+        })?;
     let kernels = plane.places.kernels.borrow_mut().of(user, is_trusted);
     let _turn = plane.places.registering.acquire().await;
     let id = plane.registry.borrow_mut().next_id();
@@ -289,7 +291,7 @@ async fn hand_over(
     region: Mapped<ClientRegion>,
     (class, class_reason): (Class, String),
     (kernels, witness): (Arc<KernelShare>, Witness),
-) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), Refusal> {
+) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), RegistrationError> {
     let sharing = plane.sharing.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
         client_id: id,

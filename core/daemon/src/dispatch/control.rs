@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 use tally_ab::Sample;
+use tally_ab::accident::Before;
 use tally_contract::objective::Objective;
 use tally_decision_log::Tap;
 use tally_decision_log::recorder::Removed;
@@ -87,6 +88,12 @@ pub enum Control {
         /// Gets what was recorded until now.
         done: oneshot::Sender<Option<Box<Sample>>>,
     },
+    /// Count recent requests, for the guards of an A/B test.
+    Recent {
+        /// Times to count longer requests of, ns.
+        limits_ns: Vec<u64>,
+        done: oneshot::Sender<Before>,
+    },
     /// Give a client another objective, or none.
     SetObjective {
         id: u32,
@@ -139,6 +146,8 @@ impl std::fmt::Debug for Left {
 
 /// A policy that is no longer active; takes tens of microseconds to drop.
 pub struct Retired {
+    /// Turns that policies had lost when it was replaced.
+    pub faults: u64,
     pub(super) policy: Loaded,
 }
 

@@ -1,5 +1,5 @@
 //! What an A/B test needs to know of a stretch of time: how long high-priority requests
-//! took, and how much best-effort work ended.
+//! took, how much best-effort work ended, and what best-effort clients waited and yielded for it.
 //!
 //! A request is what a high-priority client marks as one ([`super::marks`]), else a period of its activity: from its first launch on
 //! an idle GPU to the return of the call that waits for the last one. A first launch that the
@@ -48,6 +48,8 @@ pub struct Measuring {
     sample: Option<Box<Sample>>,
     launches: u64,
     work_ns: u64,
+    waited_ns: u64,
+    yields: u64,
 }
 
 impl Measuring {
@@ -87,12 +89,15 @@ impl Measuring {
         engine: &Engine,
     ) -> Option<Box<Sample>> {
         self.look(now_ns, clients.iter_mut());
-        let done = engine.work_done();
+        let (done, waited_ns, yields) =
+            (engine.work_done(), engine.waited_ns(now_ns), engine.yields());
         let mut old = std::mem::replace(&mut self.sample, next);
         if let Some(old) = &mut old {
             old.to_ns = now_ns;
             old.launches = done.launches - self.launches;
             old.work_ns = done.ns - self.work_ns;
+            old.be_waited_ns = waited_ns.saturating_sub(self.waited_ns);
+            old.preemptions = yields - self.yields;
             old.faults = engine.policy_stats().faults.values().sum();
             let high = clients.iter().filter(|c| c.is_high());
             for client in high {
@@ -109,6 +114,7 @@ impl Measuring {
             clients.iter_mut().filter_map(|c| c.marks.as_mut()).for_each(|marks| marks.cut(now_ns));
         }
         (self.launches, self.work_ns) = (done.launches, done.ns);
+        (self.waited_ns, self.yields) = (waited_ns, yields);
         if cut {
             clients.iter_mut().for_each(|c| c.meter.cut());
         }

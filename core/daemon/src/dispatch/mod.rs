@@ -356,6 +356,10 @@ impl Dispatch {
                     let has_service = service.map(|s| s.set_objective(objective)).is_some();
                     let _ = done.send(has_service && self.engine.set_objective(id, objective));
                 }
+                Control::Recent { limits_ns, done } => {
+                    let services = self.clients.iter().filter_map(|c| c.service.as_deref());
+                    let _ = done.send(service::recent(services, now, &limits_ns));
+                }
                 Control::Measure { next, cut, done } => {
                     let (clients, engine) = (&mut self.clients, &self.engine);
                     let _ = done.send(self.measuring.exchange(now, next, cut, clients, engine));
@@ -446,13 +450,14 @@ impl Dispatch {
         (self.generation, self.noticed) = (generation, false);
         let start = now_ns();
         let active = Recorded::new(policy, generation, self.recorder.clone());
+        let faults = self.engine.policy_stats().faults.values().sum();
         let old = self.engine.set_policy(now, active, &mut self.actions);
         // Who waited has been decided by the new one; answering them is as ever.
         self.swap_pause.swap(now_ns().saturating_sub(start));
         self.apply(now);
         let policy = old.into_inner();
         self.fault_cost = self.fault_cost.and(policy.fault_cost());
-        Retired { policy }
+        Retired { faults, policy }
     }
 
     fn drain(&mut self, now: u64, within: std::time::Duration, done: oneshot::Sender<bool>) {

@@ -7,6 +7,7 @@
 use super::marks::Marks;
 use super::{Engine, measure};
 use hdrhistogram::Histogram;
+use tally_ab::accident::Before;
 use tally_ab::meter::{Meter, Requests};
 use tally_ab::sample::Carried;
 use tally_contract::objective::Objective;
@@ -116,6 +117,8 @@ pub struct Service {
     now: Stretch,
     before: Stretch,
     turned_ns: u64,
+    /// When what is recent began, ns; `None`: at the next look.
+    recent_since_ns: Option<u64>,
     /// Requests, and those within the objective, of stretches that are over.
     over: [u64; 2],
 }
@@ -124,8 +127,16 @@ impl Service {
     pub fn new(objective: Option<Objective>, now_ns: u64) -> Self {
         let (now, before) = (Stretch::new(), Stretch::new());
         let (meter, over) = (Meter::default(), [0; 2]);
-        let mut service =
-            Service { meter, open_ns: None, objective, now, before, turned_ns: now_ns, over };
+        let mut service = Service {
+            meter,
+            open_ns: None,
+            objective,
+            now,
+            before,
+            turned_ns: now_ns,
+            recent_since_ns: None,
+            over,
+        };
         service.set_objective(objective);
         service
     }
@@ -134,6 +145,7 @@ impl Service {
     pub fn set_objective(&mut self, objective: Option<Objective>) {
         self.end_stretch();
         self.before.clear();
+        self.recent_since_ns = None;
         self.objective = objective;
         self.now.slo_ns = objective.map_or(u64::MAX, |o| o.slo_ns);
     }
@@ -149,8 +161,10 @@ impl Service {
     fn turn(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.end_stretch();
+            self.recent_since_ns = Some(self.turned_ns);
             self.turned_ns = now_ns;
         }
+        self.recent_since_ns.get_or_insert(now_ns);
     }
 
     /// Counts marked requests that ended in this pass. At the first one what was counted before is forgotten: it was
@@ -189,6 +203,25 @@ impl Service {
         Looked { ended, began_ns }
     }
 
+    /// Adds how often it had requests lately, and longer ones than each limit.
+    fn add_recent(&self, now_ns: u64, limits_ns: &[u64], sum: &mut Before) {
+        let Some(since_ns) = self.recent_since_ns.filter(|since_ns| *since_ns < now_ns) else {
+            return;
+        };
+        let seconds = (now_ns - since_ns) as f64 / 1e9;
+        for times in [&self.before.times, &self.now.times] {
+            for step in times.iter_recorded() {
+                let (ns, count) = (step.value_iterated_to(), step.count_at_value());
+                let per_s = f64::from(count) / seconds;
+                sum.requests += u64::from(count);
+                sum.per_s += per_s;
+                for (over, limit_ns) in sum.over_per_s.iter_mut().zip(limits_ns) {
+                    *over += if ns > *limit_ns { per_s } else { 0.0 };
+                }
+            }
+        }
+    }
+
     pub fn numbers(&self) -> ServiceNumbers {
         let mut recent = self.now.times.clone();
         // Of the same bounds: nothing can be lost.
@@ -206,6 +239,17 @@ impl Service {
             p99_ns: quantile(0.99),
         }
     }
+}
+
+/// Recent requests of all of these together.
+pub fn recent<'a>(
+    services: impl Iterator<Item = &'a Service>,
+    now_ns: u64,
+    limits_ns: &[u64],
+) -> Before {
+    let mut sum = Before { over_per_s: vec![0.0; limits_ns.len()], ..Before::default() };
+    services.for_each(|service| service.add_recent(now_ns, limits_ns, &mut sum));
+    sum
 }
 
 #[cfg(test)]
@@ -258,6 +302,29 @@ mod tests {
         service.look(now + 20 * MS, a, false);
         let n = service.numbers();
         assert_eq!((n.objective, n.requests, n.requests_within, n.recent_within), (None, 6, 3, 0));
+    }
+
+    /// Ten requests in 10 s, of which three take longer than 5 ms.
+    #[test]
+    fn recent_requests_are_counted_against_limits() {
+        let (_file, region) = tally_ipc::map::create_client().unwrap();
+        let (a, start) = (&region.activity, 1_000 * MS);
+        let mut service = Service::new(None, start);
+        service.look(start, a, false);
+        for at in 0..10 {
+            let now = start + (1_000 * at + 500) * MS;
+            request(a, now, now + if at < 3 { 8 * MS } else { 2 * MS });
+            service.look(now + 100 * MS, a, false);
+        }
+        let now = start + 10_000 * MS;
+        let both = recent([&service, &service].into_iter(), now, &[5 * MS, u64::MAX]);
+        assert_eq!(both.requests, 20);
+        let near = |value: f64, wanted: f64| (value - wanted).abs() < 1e-9;
+        assert!(near(both.per_s, 2.0) && near(both.over_per_s[0], 0.6), "{both:?}");
+        assert_eq!(both.over_per_s[1], 0.0);
+        // With another objective what is recent begins anew.
+        service.set_objective(None);
+        assert_eq!(recent([&service].into_iter(), now, &[]), Before::default());
     }
 
     #[test]

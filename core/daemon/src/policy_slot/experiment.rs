@@ -7,7 +7,7 @@ use super::history::{Content, Kept};
 use super::{
     Active, LoadedBecause, PolicySlot, Ready, SlotError, Source, aside, compile, now_unix_s, record,
 };
-use crate::dispatch::control::{Control, ControlSender};
+use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::files::PolicyFiles;
 use crate::loader::Loaded;
 use std::time::Instant;
@@ -19,6 +19,17 @@ pub struct Candidate {
     source: Source,
     program: Compiled,
     config_text: String,
+}
+
+/// Why a candidate was not put active, or the active policy's state not saved.
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    /// The policy's fault.
+    #[error("{0}")]
+    Policy(String),
+    /// The dispatch thread does not answer: no policy's fault.
+    #[error(transparent)]
+    Core(#[from] AskError),
 }
 
 impl Candidate {
@@ -137,12 +148,13 @@ impl PolicySlot {
     ///
     /// # Errors
     /// If it failed to say, or the dispatch thread does not answer.
-    pub async fn save(&self, control: &ControlSender) -> Result<Option<Saved>, String> {
+    pub async fn save(&self, control: &ControlSender) -> Result<Option<Saved>, PutError> {
         let saved = control.ask(|done| Control::SavePolicy { done }).await;
-        saved.map_err(|e| e.to_string())?.transpose().map_err(|fault| fault.to_string())
+        saved?.transpose().map_err(|fault| PutError::Policy(fault.to_string()))
     }
 
-    /// Put a new instance of a candidate active, offered what it knew.
+    /// Put a new instance of a candidate active, offered what it knew. How many turns policies had lost when it replaced
+    /// the one before.
     ///
     /// # Errors
     /// If it does not start, or the dispatch thread does not take it.
@@ -151,16 +163,17 @@ impl PolicySlot {
         control: &ControlSender,
         candidate: &Candidate,
         saved: Option<Saved>,
-    ) -> Result<(), String> {
+    ) -> Result<u64, PutError> {
         let begun = Instant::now();
         let (program, text) = (candidate.program.clone(), candidate.config_text.clone());
         let start = move || program.start(&text, saved.as_ref()).map_err(|error| error.to_string());
-        let policy = aside(start).await?;
+        let policy = aside(start).await.map_err(PutError::Policy)?;
         let restored = policy.restored().clone();
         let generation = self.active.borrow().generation + 1;
         let policy = Loaded::from(policy);
         let set = control.ask(|done| Control::SetPolicy { policy, generation, done });
-        let retired = set.await.map_err(|e| e.to_string())?;
+        let retired = set.await?;
+        let faults = retired.faults;
         // Unmapping an instance's memory takes a while. Of the policy before the test, the
         // history keeps the figures; of a block's, nobody.
         let figures = tokio::task::spawn_blocking(move || retired.figures()).await;
@@ -178,6 +191,6 @@ impl PolicySlot {
             restored: crate::status::restored(restored),
         };
         *self.last_failure.borrow_mut() = None;
-        Ok(())
+        Ok(faults)
     }
 }

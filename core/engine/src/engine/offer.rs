@@ -216,6 +216,9 @@ impl<P: Policy> Engine<P> {
         let Some(c) = self.clients.get_mut(&id) else { return };
         let Some(w) = c.waiting.pop_front() else { return };
         self.waiting_clients -= u32::from(c.waiting.is_empty());
+        if c.info.class == Class::BestEffort {
+            self.best_effort.waits.end(now_ns, 1);
+        }
         let s = w.submission;
         c.hold_until_ns = 0;
         c.left_to_rule = c.left_to_rule.saturating_sub(1);

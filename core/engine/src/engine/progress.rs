@@ -98,8 +98,8 @@ impl<P: Policy> Engine<P> {
             c.served_ns += charged_ns;
             if c.info.class == Class::BestEffort {
                 let ns = if f.predicted_ns > 0 { f.predicted_ns } else { charged_ns };
-                self.work_done.launches += 1;
-                self.work_done.ns = self.work_done.ns.saturating_add(ns);
+                self.best_effort.work_done.launches += 1;
+                self.best_effort.work_done.ns = self.best_effort.work_done.ns.saturating_add(ns);
             }
             if let Some(kernel) = f.kernel {
                 let profiles = &mut self.context.world.profiles;

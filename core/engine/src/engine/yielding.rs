@@ -3,7 +3,7 @@
 
 use super::{Action, Engine};
 use crate::client::Client;
-use crate::policy::{ClientId, Policy};
+use crate::policy::{Class, ClientId, Policy};
 
 impl<P: Policy> Engine<P> {
     /// Tell clients to yield, or to go on, where that changed. A client without a
@@ -15,6 +15,7 @@ impl<P: Policy> Engine<P> {
             if wanted != c.yielded && (!wanted || !c.can_yield_in_flight.is_empty()) {
                 c.yielded = wanted;
                 c.stats.yields += u64::from(wanted);
+                self.best_effort.yields += u64::from(wanted && c.info.class == Class::BestEffort);
                 out.push(Action::Yield { client, yielded: wanted });
             }
         }

@@ -15,7 +15,7 @@ use fastrand::Rng;
 use serde::Serialize;
 
 /// The objective of requests.
-const SLO_NS: u64 = 15_000_000;
+pub(super) const SLO_NS: u64 = 15_000_000;
 /// What may be told wrongly: false positives, and intervals that miss the truth.
 const REJECTED_MAX: f64 = 0.055;
 const COVERAGE_MIN: f64 = 0.94;
@@ -169,6 +169,13 @@ fn learn(model: Model, known: Option<f64>, random: &mut Rng) -> f64 {
 /// A test of a policy that multiplies all times, all work, or the share of requests within the
 /// objective by `ratio`.
 pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
+    test_with_waits(model, plan, ratio, 1.0)
+}
+
+/// The same with what best-effort launches wait, and how often they are preempted, times `waits` under B.
+pub(super) fn test_with_waits(model: Model, plan: Plan, ratio: f64, waits: f64) -> Experiment {
+    // Not those of the rest, which stays as it is without.
+    let mut random_waits = Rng::with_seed(plan.seed.rotate_left(32));
     let mut random = Rng::with_seed(!plan.seed);
     let block_s = plan.block_ns as f64 / 1e9;
     let test_s = plan.time_ns_max as f64 / 1e9;
@@ -181,6 +188,7 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
         Err(why) => unreachable!("the plans here make sense: {why}"),
     };
     let (mut arm, mut level, mut late, mut sample) = (Arm::A, 0.0, 0.0, Sample::new());
+    let mut preempted = 0.0_f64;
     loop {
         let (end_ns, measuring, cut) = match experiment.next_action() {
             Action::End => return experiment,
@@ -228,6 +236,13 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
             sample.work_ns = (span_s * 1e9 * idle * level.exp() * more) as u64;
             // Of 10 ms each.
             sample.launches = 1 + sample.work_ns / 10_000_000;
+            // Launches wait while requests run, and every other request preempts one.
+            let times = if arm == Arm::B { waits } else { 1.0 };
+            let noise = (0.3 * normal(&mut random_waits)).exp();
+            sample.be_waited_ns = (busy_s * 1e9 * level.exp() * noise * times) as u64;
+            preempted += times * sample.requests() as f64 * random_waits.f64();
+            sample.preemptions = preempted as u64;
+            preempted -= preempted.floor();
         }
         now_ns = end_ns;
         experiment.took(now_ns, cut, &sample);

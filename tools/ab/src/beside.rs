@@ -1,0 +1,152 @@
+//! Figures that are measured beside the one that decides. Their intervals hold all at once: each has the test's level
+//! divided by the number of figures (Bonferroni).
+//!
+//! An interval that leaves out "no difference" needs more than its own approximation: the exact test of
+//! [`crate::betting`] must reject "no difference" at that level, too. So no figure is said to differ more often than
+//! the level allows, whatever the noise.
+
+use crate::design::{Arm, Plan};
+use crate::experiment::Experiment;
+use crate::interval::{self, Bounds};
+use crate::metric::{Metric, REQUESTS_MIN};
+use crate::overall::{Part, overall};
+use crate::report::{Block, Effect, exact};
+use crate::verdict::PAIRS_MIN;
+use serde::{Deserialize, Serialize};
+
+/// A ratio that was measured beside the one that decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// `hp_p50`, `hp_p99`, `be_throughput`, `requests` or `slo_attainment`.
+    pub name: String,
+    /// Of the blocks' figures; `slo_attainment`: of all requests. Bounds at a level divided by the number of figures,
+    /// those of [`Rate`] included: all of them hold at once.
+    #[serde(flatten)]
+    pub effect: Effect,
+    pub pairs: usize,
+}
+
+/// Something that best-effort clients met so much of each second, and that may be 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// `be_waited` (time that launches waited for an answer, summed over launches, ns a second) or `preemptions` (times
+    /// that clients were asked to yield, a second).
+    pub name: String,
+    /// Mean over A's blocks.
+    pub a: f64,
+    /// Mean over B's blocks.
+    pub b: f64,
+    /// `b` less `a`.
+    pub difference: f64,
+    /// Lower bound of the mean difference; `null`: no bound yet. All bounds hold at once, as those of [`Beside`] do.
+    pub low: Option<f64>,
+    pub high: Option<f64>,
+    pub pairs: usize,
+}
+
+type Figure = fn(&Block) -> Option<f64>;
+
+const RATIOS: [(&str, Figure); 4] = [
+    ("hp_p50", |b| b.hp_p50_ns.filter(|_| b.value.is_some()).map(|ns| ns as f64)),
+    ("hp_p99", |b| b.hp_p99_ns.filter(|_| b.requests >= REQUESTS_MIN).map(|ns| ns as f64)),
+    ("be_throughput", |b| (b.be_work_ns > 0).then(|| b.be_work_ns as f64 / b.measured_s)),
+    ("requests", |b| (b.requests > 0).then(|| b.requests as f64 / b.measured_s)),
+];
+const RATES: [(&str, fn(&Block) -> f64); 2] = [
+    ("be_waited", |b| b.be_waited_ns as f64 / b.measured_s.max(1e-9)),
+    ("preemptions", |b| b.preemptions as f64 / b.measured_s.max(1e-9)),
+];
+
+/// Level of each figure.
+fn alpha(plan: &Plan) -> f64 {
+    let figures = RATIOS.len() + RATES.len() + usize::from(plan.slo_ns.is_some());
+    plan.alpha / figures as f64
+}
+
+/// Finished pairs as (A, B).
+fn pairs(experiment: &Experiment) -> impl Iterator<Item = (&Block, &Block)> {
+    experiment.blocks().chunks_exact(2).map(|pair| match pair[0].arm {
+        Arm::A => (&pair[0], &pair[1]),
+        Arm::B => (&pair[1], &pair[0]),
+    })
+}
+
+/// Bounds that leave out 0 only if the exact test rejects it.
+fn unless_shown(bounds: Bounds, differences: &[f64], alpha: f64) -> Bounds {
+    if interval::rejects(differences, 0.0, alpha) {
+        return bounds;
+    }
+    Bounds { low: bounds.low.map(|low| low.min(0.0)), high: bounds.high.map(|high| high.max(0.0)) }
+}
+
+/// All ratios but the one that decides.
+pub(crate) fn all(experiment: &Experiment) -> Vec<Beside> {
+    let mut all = of_blocks(experiment);
+    all.extend(attainment(experiment));
+    all
+}
+
+/// Those of the blocks' figures.
+pub(crate) fn of_blocks(experiment: &Experiment) -> Vec<Beside> {
+    let chosen = experiment.plan().metric.as_str();
+    let alpha = alpha(experiment.plan());
+    let others = RATIOS.into_iter().filter(|(name, _)| *name != chosen);
+    others
+        .map(|(name, figure)| {
+            let difference = |(a, b): (&Block, &Block)| {
+                let ln = figure(b)?.ln() - figure(a)?.ln();
+                ln.is_finite().then_some(ln)
+            };
+            let differences: Vec<f64> = pairs(experiment).filter_map(difference).collect();
+            let effect = exact(&differences, alpha);
+            Beside { name: name.into(), effect, pairs: differences.len() }
+        })
+        .collect()
+}
+
+/// The share of all requests within the objective, if there is one; a block's share of few requests is no multiple of
+/// A's share.
+fn attainment(experiment: &Experiment) -> Option<Beside> {
+    let plan = experiment.plan();
+    if plan.metric == Metric::SloAttainment || plan.slo_ns.is_none() {
+        return None;
+    }
+    let (parts, alpha) = (experiment.parts(Metric::SloAttainment), alpha(plan));
+    // Half a request each way, as the metric has it.
+    let ln = |part: &Part| match part {
+        Part::Sums(within, requests) if *requests > 0.0 => {
+            Some(((within + 0.5) / (requests + 1.0)).ln())
+        }
+        _ => None,
+    };
+    let differences: Vec<f64> = parts.iter().filter_map(|(a, b)| Some(ln(b)? - ln(a)?)).collect();
+    let overall = overall(&parts, alpha, plan.seed)?;
+    let bounds = match differences.len() < PAIRS_MIN {
+        true => Bounds::default(),
+        false => unless_shown(overall.bounds, &differences, alpha),
+    };
+    let (name, effect) =
+        (Metric::SloAttainment.as_str().into(), Effect::new(overall.ln_ratio, bounds));
+    Some(Beside { name, effect, pairs: differences.len() })
+}
+
+/// What best-effort clients met. The bounds are those of the mean difference ([`interval::asymptotic`]): a block without
+/// any has no ratio.
+pub(crate) fn rates(experiment: &Experiment) -> Vec<Rate> {
+    let alpha = alpha(experiment.plan());
+    let all = RATES.into_iter().map(|(name, rate)| {
+        let each: Vec<(f64, f64)> = pairs(experiment).map(|(a, b)| (rate(a), rate(b))).collect();
+        let mean = |of: fn(&(f64, f64)) -> f64| {
+            each.iter().map(of).sum::<f64>() / each.len().max(1) as f64
+        };
+        let (a, b) = (mean(|pair| pair.0), mean(|pair| pair.1));
+        let differences: Vec<f64> = each.iter().map(|(a, b)| b - a).collect();
+        let bounds = match differences.len() < PAIRS_MIN {
+            true => Bounds::default(),
+            false => unless_shown(interval::asymptotic(&differences, alpha).1, &differences, alpha),
+        };
+        let Bounds { low, high } = bounds;
+        Rate { name: name.into(), a, b, difference: b - a, low, high, pairs: each.len() }
+    });
+    all.collect()
+}
