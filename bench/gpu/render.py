@@ -16,16 +16,17 @@ import pathlib
 import shutil
 import sys
 
-import render_forms
-import render_frontier
 import render_core
 import render_decide
+import render_forms
+import render_frontier
 import render_kept
 import render_policy
 import render_programs
 import render_several
 import render_speeds
 import render_streams
+import render_units
 import render_waits
 from common import merge_rows, write_json
 from markdown import made_with, number, percent, table
@@ -474,6 +475,7 @@ SECTIONS = (
     ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("speeds-vendor.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
+    ("units.json", lambda content, _notes: render_units.lines(content, table, made_with)),
     ("waits.json", lambda content, _notes: render_waits.lines(content, table, made_with)),
     ("streams.json", lambda content, _notes: render_streams.lines(content, table, made_with)),
     ("kept.json", lambda content, _notes: render_kept.lines(content, table, made_with)),

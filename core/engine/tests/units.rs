@@ -129,3 +129,25 @@ fn a_policy_that_takes_over_is_told_of_open_units() {
     assert_eq!(events.len(), 3, "{events:?}");
     assert_eq!(events.last(), Some(&open));
 }
+
+/// A marked unit may end long after the GPU has become idle.
+#[test]
+fn what_is_held_is_offered_when_a_unit_ends() {
+    for deaf_to in [Subscriptions::NONE, Subscriptions::UNITS] {
+        let seen = Arc::<Mutex<common::Seen>>::default();
+        let answers = [Ok(Decision::Hold(HOLD_UNTIL_CHANGE)), Ok(Decision::Run(0))].into();
+        let script = Script { seen: Arc::clone(&seen), answers, deaf_to, ..Default::default() };
+        let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+        let mut out = Vec::new();
+        for (id, class) in [(HIGH, Class::High), (LOW, Class::BestEffort)] {
+            e.client_joined(0, info(id, class), 0, &mut out);
+        }
+        let kernel = e.intern(&common::key("k"));
+        e.unit_began(5, HIGH, 5, &mut out);
+        e.submitted(10, LOW, common::submission(0, kernel), &mut out);
+        assert_eq!(seen.lock().unwrap().launches.len(), 1);
+        e.units_ended(20, HIGH, ended(1, 15), &mut out);
+        let asked = if deaf_to == Subscriptions::NONE { 2 } else { 1 };
+        assert_eq!(seen.lock().unwrap().launches.len(), asked);
+    }
+}

@@ -1,7 +1,7 @@
 //! Units of work of high-priority clients: what a caller saw of them, for the policy.
 
 use super::{Action, Engine};
-use crate::policy::{ClientId, Event, NEVER, Objective, Policy};
+use crate::policy::{ClientId, Event, NEVER, Objective, Policy, Subscriptions};
 
 /// Units that ended since the caller last looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +58,11 @@ impl<P: Policy> Engine<P> {
         c.units.add(units, took_ns);
         c.units.show(view);
         self.tell(now_ns, &Event::UnitsEnded { client, units, took_ns }, out);
+        // What the policy held for the unit may start.
+        if self.policy.subscriptions().has(Subscriptions::UNITS) {
+            self.offer_all = true;
+            self.settle(now_ns, out);
+        }
     }
 
     /// Tell a policy that takes over of the units that are open.

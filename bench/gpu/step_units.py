@@ -1,0 +1,81 @@
+"""Units of work of unmodified and of marked programs: the core's counts and times against the program's own.
+
+A server runs as a high-priority client, eager and as a CUDA graph, and serves so many requests one after another; the
+core counts them by activity, or by NVTX marks. Requests that overlap (two buffers) are one period of activity as long
+as one is under way; they are told, not compared.
+"""
+
+import json
+import subprocess
+import sys
+
+from common import HERE, Failures, clean_environment, step_main
+from procs import wait_until
+from tally import Core, client
+
+# (kind, source, buffers)
+CASES = [("eager", "activity", 1), ("graph", "activity", 1), ("eager", "marks", 1), ("graph", "marks", 1), ("graph", "activity", 2)]
+P_TOLERANCE = 0.02
+# The core's clock begins at the first launch and the program's right before it; its histogram tells 1 % apart.
+TOLERANCE_MS = 0.03
+
+
+def measure(suite, core, case, failures):
+    kind, source, buffers = case
+    name = f"{kind}-{source}-{buffers}"
+    command = [sys.executable, str(HERE / "unit_job.py"), kind, source, str(buffers), str(suite.args.units)]
+    command = [str(part) for part in core.client_command("high", name, command)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    child = subprocess.Popen(command, env=clean_environment(), **pipes)
+    try:
+        json.loads(child.stdout.readline())
+        service = lambda: (client(core.status(), name) or {}).get("service") or {}
+        wait_until(lambda: service() or None, 10, f"the service of {name}", every_s=0.1)
+        before = service()["requests"] if source == "activity" else 0
+        child.stdin.write("\n")
+        child.stdin.flush()
+        own = json.loads(child.stdout.readline())
+        if buffers == 1:
+            done = lambda: service()["requests"] - before >= own["units"] or None
+            try:
+                wait_until(done, 5, f"{own['units']} requests of {name}", every_s=0.2)
+            except TimeoutError as error:
+                failures.add(str(error))
+        seen = service()
+    finally:
+        child.stdin.close()
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    row = {"kind": kind, "source": source, "buffers": buffers, "own": own, "requests": seen["requests"] - before, "p50_ms": seen["p50_ms"], "p99_ms": seen["p99_ms"]}
+    row["marks"] = seen.get("marks")
+    if buffers == 1:
+        if row["requests"] != own["units"]:
+            failures.add(f"{name}: {row['requests']} requests, the program counted {own['units']}")
+        for key in ("p50_ms", "p99_ms"):
+            off = abs(row[key] - own[key])
+            if off > max(P_TOLERANCE * own[key], TOLERANCE_MS):
+                failures.add(f"{name}: {key} {row[key]:.3f}, the program measured {own[key]:.3f}")
+    return row
+
+
+def main(suite):
+    """Counts and times of units."""
+    failures, rows = Failures(), []
+    with Core(suite, "units", "tally-priority", suite.args.sharing) as core:
+        for case in CASES:
+            with failures.guard("-".join(map(str, case))):
+                rows.append(measure(suite, core, case, failures))
+                print(rows[-1], flush=True)
+                suite.write("units.json", {"sharing": suite.args.sharing, "rows": rows})
+    return failures.messages
+
+
+def add_arguments(parser):
+    parser.add_argument("--units", type=int, default=1000, help="requests a program serves")
+    parser.add_argument("--sharing", default="timeslice", choices=("timeslice", "mps", "none"))
+
+
+if __name__ == "__main__":
+    step_main("units", main, add_arguments)

@@ -1,0 +1,98 @@
+"""A server that counts and times its own units, for step_units.py: unit_job.py KIND SOURCE BUFFERS COUNT.
+
+KIND is eager or graph, SOURCE activity or marks. With two BUFFERS the next unit is launched before the last is waited
+for. Prints what it measured as JSON, then lives until its standard input ends.
+"""
+
+import collections
+import contextlib
+import json
+import sys
+import time
+
+import torch
+
+WARM = 20
+
+
+def network():
+    torch.manual_seed(3)
+    layers = [layer for _ in range(12) for layer in (torch.nn.Linear(1024, 1024), torch.nn.GELU())]
+    return torch.nn.Sequential(*layers).cuda().eval()
+
+
+def step_of(kind, model, given):
+    """A function that launches one unit."""
+    if kind == "eager":
+        return lambda: model(given)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(given)
+    return graph.replay
+
+
+@contextlib.contextmanager
+def marked(source):
+    """A marked unit; nothing with the source activity."""
+    if source != "marks":
+        yield
+        return
+    torch.cuda.nvtx.range_push("tally:request")
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
+def serve(step, source, buffers, count):
+    """Times of the units, ns: from before the first launch to the return of the wait that covers it."""
+    took, open_units = [], collections.deque()
+    events = [torch.cuda.Event() for _ in range(buffers)]
+
+    def wait():
+        since, event = open_units.popleft()
+        event.synchronize()
+        took.append(time.monotonic_ns() - since)
+
+    for n in range(count):
+        if buffers == 1:
+            with marked(source):
+                open_units.append((time.monotonic_ns(), events[0]))
+                step()
+                events[0].record()
+                wait()
+            time.sleep(0.0005)
+            continue
+        open_units.append((time.monotonic_ns(), events[n % buffers]))
+        step()
+        events[n % buffers].record()
+        if len(open_units) == buffers:
+            wait()
+    while open_units:
+        wait()
+    return took
+
+
+def main():
+    kind, source, buffers, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    with torch.inference_mode():
+        step = step_of(kind, network(), torch.randn(16, 1024, device="cuda"))
+        for _ in range(WARM):
+            step()
+            torch.cuda.synchronize()
+        print(json.dumps({"ready": True}), flush=True)
+        sys.stdin.readline()
+        took = sorted(serve(step, source, buffers, count))
+    torch.cuda.synchronize()
+    rank = lambda share: took[max(0, -(-len(took) * share // 100) - 1)]
+    print(json.dumps({"units": len(took), "p50_ms": rank(50) / 1e6, "p99_ms": rank(99) / 1e6}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
