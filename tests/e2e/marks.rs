@@ -10,7 +10,6 @@ use tally_harness::{Artefacts, Class, Device, Scene};
 
 const REQUESTS: u64 = 40;
 
-/// Compiles `marked.c`.
 fn compile(scene: &Scene) -> Result<PathBuf> {
     let program = scene.dir().join("marked");
     let compiled = Command::new("cc")

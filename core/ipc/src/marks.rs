@@ -58,7 +58,7 @@ impl What {
 pub struct OpenMark {
     /// Monotonic ns; 0: the place is free.
     pub began_ns: AtomicU64,
-    /// [`What`], packed.
+    /// As [`What::pack`] makes it.
     pub what: AtomicU64,
 }
 
@@ -68,10 +68,10 @@ pub struct OpenMark {
 pub struct Mark {
     /// `ticket + 1` once the other fields are valid.
     pub sequence: AtomicU64,
-    /// Monotonic ns.
+    /// Monotonic ns, as is `ended_ns`.
     pub began_ns: AtomicU64,
     pub ended_ns: AtomicU64,
-    /// [`What`], packed.
+    /// As [`What::pack`] makes it.
     pub what: AtomicU64,
 }
 
@@ -98,7 +98,7 @@ const _: () = assert!(MARK_SLOTS.is_power_of_two() && size_of::<Mark>() == 32);
 pub struct Stated {
     pub began_ns: u64,
     pub ended_ns: u64,
-    /// [`What`], packed.
+    /// As [`What::pack`] makes it.
     pub what: u64,
 }
 
