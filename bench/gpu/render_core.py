@@ -17,6 +17,9 @@ def stalls(content, table):
         ),
         "",
     ]
+    # What holds of some rows only, such as another date or load.
+    for note in content.get("notes", []):
+        text += [note, ""]
     header = ["attack", "connections", "p50 without us", "p99 without us", "p50 with us", "p99 with us", "p50 ratio", "p99 ratio"]
     rows = []
     for row in content["rows"]:

@@ -228,11 +228,13 @@ class Renderer(unittest.TestCase):
         quantiles = {"p50": 10, "p99": 20}
         row = {"attack": "Noise", "connections": 100, "without_us": quantiles, "with_us": {"p50": 12, "p99": 31}}
         row |= {"ratio": {"p50": 1.2, "p99": 1.55}, "runs": 7, "launches_each": 1000, "ungated": 0}
-        self.put("stalls.json", {"machine": {"cpus": 2, "date": "2026-11-24"}, "rows": [row, {**row, "connections": 1, "ungated": 3}]})
+        stalls = {"machine": {"cpus": 2, "date": "2026-11-24"}, "rows": [row, {**row, "connections": 1, "ungated": 3}]}
+        self.put("stalls.json", {**stalls, "notes": ["`Noise`: later."]})
         cost = {"figure": "policy call", "unit": "ns", "digits": 0, "before": [210, 200], "after": [230, 220]}
         self.put("costs.json", {"machine": {"cpus": 2, "date": "2026-11-24"}, "before": "a", "after": "b", "rows": [cost]})
         text = self.text()
         self.assertIn("the worst here is 1.55. Launches that would have gone ahead ungated: 3.", text)
+        self.assertIn("\n\n`Noise`: later.\n\n| attack |", text)
         self.assertIn("| Noise | 100 | 10.0 | 20.0 | 12.0 | 31.0 | 1.20 | 1.55 |", text)
         self.assertIn("| policy call | ns | 2 | 200 (to 210) | 220 (to 230) | 1.10 |", text)
 

@@ -52,7 +52,9 @@ const RATIOS: [(&str, Figure); 4] = [
     ("be_throughput", |b| (b.be_work_ns > 0).then(|| b.be_work_ns as f64 / b.measured_s)),
     ("requests", |b| (b.requests > 0).then(|| b.requests as f64 / b.measured_s)),
 ];
-const RATES: [(&str, fn(&Block) -> f64); 2] = [
+type PerSecond = fn(&Block) -> f64;
+
+const RATES: [(&str, PerSecond); 2] = [
     ("be_waited", |b| b.be_waited_ns as f64 / b.measured_s.max(1e-9)),
     ("preemptions", |b| b.preemptions as f64 / b.measured_s.max(1e-9)),
 ];

@@ -41,8 +41,8 @@ use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// How long a connection is read whose descriptors are not taken for now, because helper threads hang on earlier ones of
-/// its user. It cannot register; a question without descriptors (whether a core is there) is answered.
+/// How long a connection is read whose descriptors are not taken for now, because helper threads hang on earlier ones
+/// of its user. It cannot register; a question without descriptors (whether a core is there) is answered.
 const WITHOUT_DESCRIPTORS_MAX: Duration = Duration::from_millis(200);
 
 /// Why a client is not served.

@@ -153,8 +153,8 @@ impl PolicySlot {
         saved?.transpose().map_err(|fault| PutError::Policy(fault.to_string()))
     }
 
-    /// Put a new instance of a candidate active, offered what it knew. How many turns policies had lost when it replaced
-    /// the one before.
+    /// Put a new instance of a candidate active, offered what it knew. Returns how many turns policies had lost when it
+    /// replaced the one before.
     ///
     /// # Errors
     /// If it does not start, or the dispatch thread does not take it.
