@@ -4,10 +4,13 @@
 
 mod common;
 
+#[path = "../../../softcuda/ptx/src/any_text/marks.rs"]
+mod marks;
 #[path = "../fuzz/bodies/ptx.rs"]
 mod ptx;
 
 use common::Random;
+use marks::MARKS;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -16,7 +19,7 @@ const RUNS: usize = 3000;
 /// Longer inputs are cut off.
 const INPUT_BYTES_MAX: usize = 1 << 16;
 
-/// A target: its name, what it does, where its corpus lies, and words of its inputs.
+/// A target: its name, what it does, where its corpus lies, and words of its inputs besides [`MARKS`].
 struct Target {
     name: &'static str,
     body: fn(&[u8]),
@@ -54,21 +57,6 @@ const TARGETS: [Target; 1] = [Target {
         "call f, ();",
         "vprintf",
         "mov.u64 %rd1, $s;",
-        "{",
-        "}",
-        "(",
-        ")",
-        "[",
-        "]",
-        ";",
-        ",",
-        "\"",
-        "//",
-        "/*",
-        "*/",
-        "\n",
-        "é",
-        "0x7fffffffffffffff",
         "_param_tally",
         "ret;",
         "=",
@@ -110,7 +98,7 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], words: &[&str], random: &mut R
                 let to = random.below(input.len() + 1);
                 input.splice(to..to, copy);
             }
-            2 | 3 if !words.is_empty() => {
+            2 | 3 => {
                 let word = words[random.below(words.len())].bytes();
                 input.splice(at..at, word);
             }
@@ -132,14 +120,14 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], words: &[&str], random: &mut R
 }
 
 fn fuzz(target: &Target) {
-    let seeds = seeds(target);
+    let (seeds, words) = (seeds(target), [target.words, &MARKS].concat());
     seeds.iter().for_each(|seed| (target.body)(seed));
     let (mut runs, mut slowest) = (0, Duration::ZERO);
     while runs < RUNS {
         runs += 1;
         let mut random = Random::new(runs as u64);
         let mut input = seeds[random.below(seeds.len())].clone();
-        mutate(&mut input, &seeds, target.words, &mut random);
+        mutate(&mut input, &seeds, &words, &mut random);
         let start = Instant::now();
         let done = std::panic::catch_unwind(|| (target.body)(&input));
         slowest = slowest.max(start.elapsed());

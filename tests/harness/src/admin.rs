@@ -1,6 +1,7 @@
 //! Admin requests with the files that they name.
 
 use serde_json::Value;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use tally_ipc::admin::File;
 
@@ -32,10 +33,18 @@ pub fn files_of(request: &Value) -> Vec<File> {
 ///
 /// # Errors
 /// If it cannot be sent.
-pub fn send(socket: &std::os::unix::net::UnixStream, request: &Value) -> std::io::Result<()> {
-    let (mut request, files) = (request.clone(), files_of(request));
+pub fn send(socket: &UnixStream, request: &Value) -> std::io::Result<()> {
+    send_with(socket, request, &files_of(request))
+}
+
+/// Send a request with these files.
+///
+/// # Errors
+/// If it cannot be sent.
+pub fn send_with(socket: &UnixStream, request: &Value, files: &[File]) -> std::io::Result<()> {
+    let mut request = request.clone();
     if !files.is_empty() {
         request["files"] = files.iter().map(|file| file.role.as_str()).collect();
     }
-    tally_ipc::admin::send(socket, format!("{request}\n").as_bytes(), &files)
+    tally_ipc::admin::send(socket, format!("{request}\n").as_bytes(), files)
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
+use tally_harness::admin::{files_of, send_with};
 use tally_ipc::layout::{Completion, RING_SLOTS, submission_flags};
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::ring::{self, Answer, Request};
@@ -191,38 +192,10 @@ pub fn admin_with(
     files: &[tally_ipc::admin::File],
 ) -> Option<Value> {
     let stream = UnixStream::connect(socket).ok()?;
-    let mut request = request.clone();
-    if !files.is_empty() {
-        request["files"] = files.iter().map(|file| file.role.as_str()).collect();
-    }
-    tally_ipc::admin::send(&stream, format!("{request}\n").as_bytes(), files).ok()?;
+    send_with(&stream, request, files).ok()?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()
-}
-
-/// The files that a request names, opened as `tallyctl` does: the core opens none. Those that cannot be are left out.
-fn files_of(request: &Value) -> Vec<tally_ipc::admin::File> {
-    use tally_ipc::admin;
-    let path = |value: &Value| value.as_str().map(PathBuf::from);
-    let policy = |prefix: &str, file: &Value, config: &Value| {
-        let Some(file) = path(file) else { return Vec::new() };
-        admin::policy(prefix, &file, path(config).as_deref()).unwrap_or_default()
-    };
-    match request["cmd"].as_str() {
-        Some("policy_load" | "shadow_start") => policy("", &request["path"], &request["config"]),
-        Some("ab_start") => ["a", "b"]
-            .into_iter()
-            .flat_map(|arm| {
-                policy(&format!("{arm}."), &request[arm]["file"], &request[arm]["config_file"])
-            })
-            .collect(),
-        Some("log_record") => {
-            let out = path(&request["path"]).map(|file| admin::create("out", &file));
-            out.and_then(Result::ok).into_iter().collect()
-        }
-        _ => Vec::new(),
-    }
 }
 
 pub fn hello(name: &str, high_priority: bool) -> Hello {

@@ -1,11 +1,9 @@
 //! Parts of graphs that fail, and attributes that kernels keep when they are launched by themselves.
 
-use crate::governor::Governor;
-use crate::graphs::{BLOCKS, WORDS, in_parts_of, launch, recorded};
+use crate::graphs::{BLOCKS, WORDS, launch, parts_of_one, recorded};
 use crate::program::{Attribute, Device, ask, ok};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// A launch of which a part fails is the program's to hear of, and nothing of it runs twice.
 fn failing(device: &mut Device, steps_by_themselves: bool) {
@@ -29,18 +27,6 @@ fn failing(device: &mut Device, steps_by_themselves: bool) {
     device.check_steps(&cells[1], &[]);
 }
 
-/// The same from the core's side: so many of its kernels went by themselves.
-fn failed(core: &mut Governor, by_themselves: u64) {
-    core.warm_up("step");
-    core.expect("go");
-    in_parts_of(core, 1);
-    core.say("on");
-    core.ends(0);
-    let c = core.counters();
-    assert_eq!((c.graph_chained.load(SeqCst), c.failed.load(SeqCst)), (1, 1));
-    assert_eq!(c.graph_nodes_transformed.load(SeqCst), by_themselves);
-}
-
 #[test]
 fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
     both_under(
@@ -49,7 +35,7 @@ fn a_part_that_fails_ends_the_launch_and_nothing_runs_twice() {
         &[("TALLY_SOFTCUDA_FAULT_GRAPH", "2")],
         &welcome(),
         |device| failing(device, false),
-        |core| failed(core, 0),
+        |core| parts_of_one(core, 1, 0, 1),
     );
 }
 
@@ -61,7 +47,7 @@ fn a_part_that_fails_behind_a_transformed_kernel_does_not_run_that_again() {
         &[("TALLY_SOFTCUDA_FAULT_GRAPH", "1")],
         &welcome(),
         |device| failing(device, true),
-        |core| failed(core, 1),
+        |core| parts_of_one(core, 1, 1, 1),
     );
 }
 
@@ -97,20 +83,8 @@ fn a_kernel_of_a_graph_keeps_its_hints_when_it_goes_by_itself() {
             device.sync(stream);
             device.check_steps(&cells, &[1, 2, 1, 2, 1, 2]);
         },
-        |core| {
-            core.warm_up("step");
-            core.expect("go");
-            in_parts_of(core, 1);
-            core.say("on");
-            core.ends(0);
-            let c = core.counters();
-            assert_eq!(
-                (c.graph_chained.load(SeqCst), c.graph_nodes_transformed.load(SeqCst)),
-                (3, 6)
-            );
-            let troubles = [&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst));
-            assert_eq!(troubles, [0, 0, 1], "only the launch without them failed");
-        },
+        // Only the launch without the hints failed.
+        |core| parts_of_one(core, 3, 6, 1),
     );
 }
 
@@ -133,18 +107,6 @@ fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() 
             device.sync(stream);
             device.check_steps(&cells, &[1, 2, 3]);
         },
-        |core| {
-            core.warm_up("step");
-            core.expect("go");
-            in_parts_of(core, 1);
-            core.say("on");
-            core.ends(0);
-            let c = core.counters();
-            assert_eq!(
-                (c.graph_chained.load(SeqCst), c.graph_nodes_transformed.load(SeqCst)),
-                (1, 1)
-            );
-            assert_eq!([&c.degraded, &c.rescued, &c.failed].map(|n| n.load(SeqCst)), [0; 3]);
-        },
+        |core| parts_of_one(core, 1, 1, 0),
     );
 }
