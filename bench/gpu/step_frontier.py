@@ -151,6 +151,7 @@ def add_arguments(parser):
     parser.add_argument("--seconds", type=float, default=8, help="length of each measuring window")
     parser.add_argument("--learn-seconds", type=float, default=8, help="longest time for slo-herald to learn an objective")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times solo latency")
+    parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")
     parser.add_argument("--be-alone-seconds", type=float, default=2, help="how long a training runs alone before it shares")
 
 
