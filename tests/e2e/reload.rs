@@ -130,7 +130,7 @@ fn what_was_learnt_outlives_a_reload() -> Result<()> {
     let status = scene.status()?;
     ensure!(status.restored() == "refused" && status.policy_name() == "chaos");
     let why = status.0["policy"]["restored"]["why"].to_string();
-    ensure!(why.contains("tally-priority"), "{why}");
+    ensure!(why.contains("tally-forms"), "{why}");
     probe.check()?;
     probe.quit()?;
     high.quit()?;

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     fn is_own(name: &str) -> bool {
-        name.starts_with("tally") || name == "fifo"
+        name.starts_with("tally") || ["fifo", "slo-herald"].contains(&name)
     }
 
     #[test]

@@ -26,6 +26,9 @@ struct Options {
     /// Only rows measured on this day or later: older ones may be of another core
     #[arg(long, value_name = "YYYY-MM-DD", default_value = "")]
     since: String,
+    /// Only rows of this GPU: the model's figures are of one
+    #[arg(long, value_name = "NAME", default_value = "NVIDIA H200")]
+    device: String,
     /// Configuration file of the policy, in place of the one that a row was measured with
     #[arg(long, value_name = "FILE")]
     policy_config: Option<PathBuf>,
@@ -65,7 +68,8 @@ fn main() -> Result<()> {
         format!("{file}: expected an array of rows as in docs/results/pairs.json")
     })?;
     // As dates they compare as texts do.
-    let rows = rows.iter().filter(|row| text(row, "date") >= &*options.since);
+    let rows = rows.iter().filter(|row| text(row, "device") == &*options.device);
+    let rows = rows.filter(|row| text(row, "date") >= &*options.since);
     let rows: Vec<_> = rows.filter_map(|row| Measured::of(row, &setup)).collect();
     let (rows, left_out): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| !row.has_drifted());
     let compare = |row: &Measured| row.compare(config.as_deref());

@@ -314,6 +314,7 @@ impl<P: Policy> Engine<P> {
 
     /// A client is gone; all of it is forgotten but its kernels' profiles.
     pub fn client_left(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
+        self.end_open_unit(now_ns, client, out);
         let Some(old) = self.clients.remove(&client) else { return };
         self.forget(now_ns, &old);
         self.context.world.clients.remove(&client);

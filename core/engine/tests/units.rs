@@ -151,3 +151,24 @@ fn what_is_held_is_offered_when_a_unit_ends() {
         assert_eq!(seen.lock().unwrap().launches.len(), asked);
     }
 }
+
+#[test]
+fn a_client_that_leaves_has_no_unit_open() {
+    let (mut e, seen, mut out) = engine();
+    e.unit_began(5, HIGH, 5, &mut out);
+    e.client_left(9, HIGH, &mut out);
+    let told = seen.lock().unwrap().events.clone();
+    let over = Event::UnitsEnded { client: HIGH, units: 0, took_ns: 0 };
+    assert_eq!(told[1..], [over, Event::Left(HIGH)]);
+}
+
+#[test]
+fn units_of_another_kind_begin_anew() {
+    let (mut e, _, mut out) = engine();
+    e.set_objective(HIGH, Some(SLO));
+    e.units_ended(10, HIGH, ended(3, 300), &mut out);
+    e.unit_began(20, HIGH, 15, &mut out);
+    e.forget_units(HIGH);
+    let expected = ServiceView { open_since_ns: 15, ..ServiceView::new(Some(SLO)) };
+    assert_eq!(service(&e), expected);
+}

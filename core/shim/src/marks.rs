@@ -13,6 +13,8 @@ use tally_ipc::wait::now_ns;
 
 const FREE: u64 = 0;
 const CLAIMED: u64 = u64::MAX;
+/// Units after which a core that sleeps is woken again.
+const WAKE_EVERY: u64 = 64;
 /// Bits of an identity that are its place.
 const PLACE_BITS: u32 = OPEN_MARKS_MAX.trailing_zeros();
 
@@ -79,7 +81,9 @@ pub fn end(identity: u64) {
     place.holder.store(FREE, Release);
     let (Some(marks), Some(epoch)) = (region(), state::epoch()) else { return };
     let waiting = marks.publish(epoch.core.marks_read.load(Acquire), unit);
-    if waiting == Some(MARK_SLOTS as u64 / 2) && core_needs_wake(epoch.core) {
+    // Again and again: the core may have been about to sleep.
+    let is_half_full = |n: u64| n >= MARK_SLOTS as u64 / 2 && n.is_multiple_of(WAKE_EVERY);
+    if waiting.is_some_and(is_half_full) && core_needs_wake(epoch.core) {
         link::wake_core();
     }
 }

@@ -202,7 +202,7 @@ fn tally_priority_keeps_its_table() {
     let started = Instant::now();
     let saved = snapshot(&mut old.policy);
     println!("a full table: {} bytes in {:?}", saved.data.len(), started.elapsed());
-    assert_eq!(saved.format, "tally-priority");
+    assert_eq!(saved.format, "tally-forms");
     let compiled = host(limits()).compile_file(&guest("policies", "tally-priority")).unwrap();
     let new = compiled.start("", Some(&saved)).unwrap();
     assert_eq!(*new.restored(), Restored::Accepted);

@@ -11,7 +11,7 @@
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
 //!     cost := its predicted time; a tenth of it, if the launch is light
-//!     for each service with an open unit:
+//!     for each service with an open unit, unless the GPU has had no high-priority work for 2 ms:
 //!         if cost is more than is left of the allowance:     hold until that changes
 //!     for each other service that must be served strictly:
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
@@ -66,6 +66,9 @@ const BETWEEN: usize = 1;
 const ALONE: usize = 2;
 const LATE: usize = 3;
 
+/// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
+/// something else, or have lost the end of it.
+const GAP_NS: u64 = 2_000_000;
 /// A service is asked for its percentile once in so many units.
 const ASK_UNITS: u64 = 256;
 
@@ -78,8 +81,8 @@ pub struct Herald {
     turns: Turns,
     forms: Forms,
     window_ns: u64,
-    /// Best-effort clients were asked to yield.
-    yielded: bool,
+    /// Best-effort clients have been asked to yield since then.
+    yielded_since_ns: Option<u64>,
     /// Until when a launch may be under way that can yield.
     long_until_ns: u64,
     counters: Counters<4>,
@@ -99,7 +102,7 @@ impl Policy for Herald {
             turns: Turns::new(settings.turn_ns),
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
-            yielded: false,
+            yielded_since_ns: None,
             long_until_ns: 0,
             counters: Counters::new(COUNTERS),
             strict: Gauge::new("services_served_strictly"),
@@ -118,14 +121,18 @@ impl Policy for Herald {
             return Decision::Run(self.settings.lease_launches).because(Reason::Alone);
         }
         let cost_ns = self.cost_ns(launch);
+        // A unit may stay open for as long as its program likes.
+        let idle_ns = if launch.high_active() { 0 } else { launch.high_idle_ns };
+        let wait_ns = GAP_NS.saturating_sub(idle_ns);
         let mut within = false;
         for service in &self.services {
-            if let Some(left_ns) = service.left_ns() {
+            if let Some(left_ns) = service.left_ns().filter(|_| wait_ns > 0) {
                 within = true;
                 // What was never measured may be of any length.
                 if cost_ns == UNKNOWN || cost_ns > left_ns {
                     let reason = if service.is_strict() { Reason::Strict } else { Reason::Spent };
-                    return Decision::Hold(HOLD_UNTIL_CHANGE).because(reason);
+                    let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
+                    return Decision::Hold(hold_ns).because(reason);
                 }
             } else if let rest_ns @ 1.. = service.gap_ns(launch.now_ns, self.settings.idle_gap_ns) {
                 return Decision::Hold(rest_ns).because(Reason::IdleGap);
@@ -134,7 +141,9 @@ impl Policy for Herald {
         if !within && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        self.services.iter_mut().for_each(|service| service.spend(cost_ns));
+        if within {
+            self.services.iter_mut().for_each(|service| service.spend(cost_ns));
+        }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
         self.form(launch).because(reason)
@@ -147,9 +156,13 @@ impl Units for Herald {
         else {
             return;
         };
-        let left_ns = service.began(since_ns, deadline_ns);
-        if self.long_until_ns > now_ns && self.long_until_ns - now_ns > left_ns {
-            self.set_yield(true);
+        let was_strict = service.is_strict();
+        let left_ns = service.began(now_ns, since_ns, deadline_ns);
+        if service.is_strict() != was_strict {
+            self.changed();
+        }
+        if left_ns == 0 && self.long_until_ns > now_ns {
+            self.set_yield(now_ns, true);
         }
     }
 
@@ -161,16 +174,13 @@ impl Units for Herald {
         let ended = service.ended(now_ns, units, took_ns);
         self.counters.add(ALONE, ended.alone.into());
         self.counters.add(LATE, ended.late.into());
-        if service.units().is_multiple_of(ASK_UNITS) {
+        if service.units() / ASK_UNITS != (service.units() - u64::from(units)) / ASK_UNITS {
             service.ask();
         }
         if ended.changed {
-            self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
-            self.change_terms();
+            self.changed();
         }
-        if self.services.iter().all(|service| service.left_ns().is_none()) {
-            self.set_yield(false);
-        }
+        self.go_on(now_ns);
     }
 }
 
@@ -186,17 +196,15 @@ impl Membership for Herald {
             service.ask();
             self.services.push(service);
         }
-        self.change_terms();
+        self.changed();
     }
 
-    fn left(&mut self, _now_ns: u64, client: ClientId) {
+    fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
         self.clients.left(client);
         self.turns.left(client);
-        self.change_terms();
-        if self.services.is_empty() {
-            self.set_yield(false);
-        }
+        self.changed();
+        self.go_on(now_ns);
         self.counters.hand_over();
         self.forms.hand_over();
     }
@@ -243,11 +251,28 @@ impl Herald {
         decision
     }
 
-    fn set_yield(&mut self, yielded: bool) {
-        if self.yielded != yielded {
-            self.yielded = yielded;
-            self.clients.best_effort_ids().for_each(|id| host::set_yield(id, yielded));
+    /// Nobody yields while no unit is open.
+    fn go_on(&mut self, now_ns: u64) {
+        if self.services.iter().all(|service| service.left_ns().is_none()) {
+            self.set_yield(now_ns, false);
         }
+    }
+
+    fn set_yield(&mut self, now_ns: u64, yields: bool) {
+        if self.yielded_since_ns.is_some() == yields {
+            return;
+        }
+        let since_ns = std::mem::replace(&mut self.yielded_since_ns, yields.then_some(now_ns));
+        // What was under way stood still.
+        let stood_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        self.long_until_ns = self.long_until_ns.saturating_add(stood_ns);
+        self.clients.best_effort_ids().for_each(|id| host::set_yield(id, yields));
+    }
+
+    /// What a service can spare is another amount.
+    fn changed(&mut self) {
+        self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
+        self.change_terms();
     }
 
     /// What best effort has under way when a unit begins delays it: no more than the least that a service can spare.

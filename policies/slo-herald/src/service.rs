@@ -34,10 +34,11 @@ pub struct Ended {
     pub changed: bool,
 }
 
-/// An open unit.
+/// The open unit, or the oldest of several.
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    since_ns: u64,
+    /// When it was the oldest, as told.
+    told_ns: u64,
     /// Best-effort time that it can still bear.
     left_ns: u64,
     alone: bool,
@@ -51,8 +52,8 @@ pub struct Service {
     slo_ns: u64,
     percentile: f64,
     open: Option<Open>,
-    /// When the unit that was open last began, and what was left of its allowance.
-    last: (u64, u64),
+    /// What was left of the last unit's allowance.
+    last_left_ns: u64,
     ended_ns: Option<u64>,
     units: u64,
     since_alone: u32,
@@ -81,7 +82,7 @@ impl Service {
             slo_ns: NEVER,
             percentile: PERCENTILE_DEFAULT,
             open: None,
-            last: (NEVER, 0),
+            last_left_ns: 0,
             ended_ns: None,
             units: 0,
             since_alone: 0,
@@ -154,43 +155,54 @@ impl Service {
         }
     }
 
-    /// A unit began; what it can bear.
-    pub fn began(&mut self, since_ns: u64, deadline_ns: u64) -> u64 {
+    /// A unit began; what it can bear. One that is old already can bear less, and one that was open beside the last
+    /// one has no more left than that.
+    pub fn began(&mut self, now_ns: u64, since_ns: u64, deadline_ns: u64) -> u64 {
         let is_timed = deadline_ns != NEVER;
         self.set_slo(if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER });
-        self.busy_from_ns.get_or_insert(since_ns);
+        self.busy_from_ns.get_or_insert(now_ns);
         let is_due = self.since_alone >= ALONE_EVERY;
         let allowance_ns = self.allowance_ns().filter(|_| !is_due);
-        // One of several that are open ended, and this one goes on.
-        let goes_on = self.last.0 == since_ns;
-        let left_ns = allowance_ns.map_or(0, |ns| if goes_on { ns.min(self.last.1) } else { ns });
-        self.open = Some(Open { since_ns, left_ns, alone: allowance_ns.is_none() && !goes_on });
+        let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
+        let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
+        let most_ns = if overlaps { self.last_left_ns } else { u64::MAX };
+        let bears = |ns: u64| ns.min(spare_ns.saturating_mul(self.rate) / 1_000).min(most_ns);
+        let left_ns = allowance_ns.map_or(0, bears);
+        let alone = allowance_ns.is_none() && !overlaps;
+        self.open = Some(Open { told_ns: now_ns, left_ns, alone });
         left_ns
     }
 
     /// The open unit is over, and so many took so long.
     pub fn ended(&mut self, now_ns: u64, units: u32, took_ns: u64) -> Ended {
         let open = self.open.take();
-        self.last = open.map_or((NEVER, 0), |open| (open.since_ns, open.left_ns));
+        self.last_left_ns = open.map_or(0, |open| open.left_ns);
+        // Units that overlap keep it busy once.
+        let told_ns = open.map_or(now_ns.saturating_sub(took_ns), |open| open.told_ns);
+        let since_ns = told_ns.max(self.ended_ns.unwrap_or(0));
+        self.busy_ns = self.busy_ns.saturating_add(now_ns.saturating_sub(since_ns));
         self.ended_ns = Some(now_ns);
         self.units = self.units.saturating_add(units.into());
-        self.busy_ns = self.busy_ns.saturating_add(took_ns.saturating_mul(units.into()));
         let mut changed = self.judge_load(now_ns);
-        // Of several it is not known which were alone.
-        let Some(Open { alone, .. }) = open.filter(|_| units == 1) else {
+        if units == 0 {
             return Ended { changed, ..Ended::default() };
-        };
+        }
+        // Of several only the average is known.
         let is_late = took_ns > self.slo_ns;
-        changed |= self.judge(is_late);
+        for _ in 0..units.min(JUDGED_UNITS as u32) {
+            changed |= self.judge(is_late);
+        }
+        let alone = open.is_some_and(|open| open.alone);
         if alone {
             self.since_alone = 0;
             self.measured_alone(took_ns);
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
         } else {
-            self.since_alone += 1;
-            changed |= self.review(took_ns, is_late);
+            self.since_alone = self.since_alone.saturating_add(units);
+            changed |= self.review(units, took_ns, is_late);
         }
-        Ended { alone: alone.into(), late: is_late.into(), changed }
+        let late = if is_late { units } else { 0 };
+        Ended { alone: alone.into(), late, changed }
     }
 
     fn measured_alone(&mut self, took_ns: u64) {
@@ -208,8 +220,8 @@ impl Service {
     }
 
     /// Adapt the rate, so that the objective is nearly used up. True if it changed.
-    fn review(&mut self, took_ns: u64, is_late: bool) -> bool {
-        self.reviewed += 1;
+    fn review(&mut self, units: u32, took_ns: u64, is_late: bool) -> bool {
+        self.reviewed = self.reviewed.saturating_add(units);
         self.late_in_review += u32::from(is_late);
         let [first, second] = self.longest_ns;
         self.longest_ns =
@@ -235,7 +247,7 @@ impl Service {
         self.kept.push_back(!is_late);
         self.late_of_kept += usize::from(is_late);
         let late_max = JUDGED_UNITS as f64 * (100.0 - self.percentile) / 100.0;
-        let misses = self.late_of_kept as f64 > late_max.max(1.0);
+        let misses = self.late_of_kept as f64 > late_max;
         if misses && !self.misses {
             self.rate = (self.rate / 2).max(RATE_MIN);
         }

@@ -192,16 +192,66 @@ fn what_a_unit_cannot_bear_whole_runs_so_that_it_can_yield() {
     assert_eq!(b.policy.decide(&asked).decision.form().0, Form::Sliced);
     let kernel = Launch { offered: FormsOffered::PREPARABLE, ..b.asked(MS) };
     assert_eq!(b.policy.decide(&kernel).decision, Decision::Preemptible, "to be transformed");
-    b.units(8, MS);
-    assert_eq!(b.policy.decide(&kernel).decision, RUNS, "1.85 ms can be borne");
-    // One that is under way yields to a unit that cannot bear it, until the unit is over.
-    let asked = graph(&b);
-    assert_eq!(b.policy.decide(&asked).decision.form().0, Form::Sliced);
+    // One that is under way yields to a unit that can bear nothing, until no unit is open.
     calls();
     b.begin();
     assert_eq!(calls(), [Call::SetYield { client: BATCH, yielded: true }]);
     b.end(MS);
     assert!(calls().contains(&Call::SetYield { client: BATCH, yielded: false }));
+    b.units(7, MS);
+    assert_eq!(b.policy.decide(&kernel).decision, RUNS, "1.85 ms can be borne");
+}
+
+#[test]
+fn a_service_that_leaves_in_a_unit_leaves_nobody_yielded() {
+    let mut b = Bench::new(3 * MS);
+    b.policy.joined(1, &client(7, PriorityClass::High));
+    let long =
+        Launch { offered: FormsOffered::SLICED, state: LaunchState::GRAPH, ..b.asked(9 * MS) };
+    b.policy.decide(&long);
+    b.begin();
+    assert!(calls().contains(&Call::SetYield { client: BATCH, yielded: true }));
+    b.policy.left(b.now_ns, WEB);
+    assert!(calls().contains(&Call::SetYield { client: BATCH, yielded: false }));
+}
+
+#[test]
+fn a_unit_without_work_on_the_gpu_holds_nothing_back_for_long() {
+    let mut b = Bench::new(NEVER);
+    b.begin();
+    assert_eq!(b.decide(10 * US), HELD);
+    let idle =
+        |high_idle_ns| Launch { state: LaunchState::empty(), high_idle_ns, ..b.asked(10 * US) };
+    let (early, late) = (idle(MS / 2), idle(GAP_NS));
+    assert_eq!(b.policy.decide(&early).decision, Decision::Hold(GAP_NS - MS / 2));
+    assert_eq!(b.policy.decide(&late).decision, RUNS);
+}
+
+#[test]
+fn units_that_end_together_count_each() {
+    let mut b = Bench::new(3 * MS);
+    b.units(8, MS);
+    for _ in 0..10 {
+        b.begin();
+        b.now_ns += MS;
+        b.policy.ended(b.now_ns, WEB, 4, MS);
+        b.now_ns += 4 * MS;
+    }
+    assert!(b.allowance_ns().is_some());
+    b.begin();
+    b.policy.ended(b.now_ns + MS, WEB, 3, 4 * MS);
+    assert_eq!(b.allowance_ns(), None, "three late ones");
+}
+
+#[test]
+fn a_unit_that_is_old_already_can_bear_less() {
+    let mut b = Bench::new(3 * MS);
+    b.units(8, MS);
+    // Of 3 ms it queued for 1.5, and takes 1.
+    let since_ns = b.now_ns - 1_500 * US;
+    b.policy.began(b.now_ns, WEB, since_ns, since_ns + 3 * MS);
+    assert_eq!(b.decide(600 * US), HELD);
+    assert_eq!(b.decide(500 * US), RUNS);
 }
 
 #[test]

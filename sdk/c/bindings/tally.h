@@ -335,7 +335,8 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // until they are used up or `control.revoke-lease` ends them. 0: just this one.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN 0
 // Not now. Offered again after so many nanoseconds (at most `engine.hold_ms_max`, 1 s by default), and earlier
-// whenever high-priority activity starts or ends, a client joins or leaves, or a timer of this policy fires.
+// whenever high-priority activity starts or ends, a client joins or leaves, a timer of this policy fires, or a unit
+// ends that this policy is told of (`units`).
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD 1
 // As `hold`, and also offered again when a launch of another best-effort client ends.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD_UNTIL_COMPLETION 2

@@ -193,8 +193,13 @@ impl Marks {
                 Polled::Overtaken(ticket) => {
                     // One that waits too long loses its slot; a client may also state any number.
                     self.wrong = self.wrong.saturating_add(1);
-                    self.next = ticket;
                     self.stuck_since_ns = None;
+                    let end = from.next.load(Acquire);
+                    if ticket.wrapping_sub(self.next) >= end.wrapping_sub(self.next) {
+                        self.next = end;
+                        return false;
+                    }
+                    self.next = ticket;
                     continue;
                 }
                 Polled::Empty => {

@@ -36,6 +36,8 @@ struct Stretch {
 /// What a look found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
+    /// From now on requests are others: marked ones.
+    pub begins_anew: bool,
     /// Requests that ended.
     pub ended: Option<EndedUnits>,
     /// When the oldest request under way began, if it was not the oldest before, or one ended.
@@ -45,6 +47,9 @@ pub struct Looked {
 impl Looked {
     /// Tell the engine, before it hears of the client's activity, which makes it offer what was held.
     pub fn tell(self, now_ns: u64, client: ClientId, engine: &mut Engine, out: &mut Vec<Action>) {
+        if self.begins_anew {
+            engine.forget_units(client);
+        }
         if let Some(ended) = self.ended {
             engine.units_ended(now_ns, client, ended, out);
         }
@@ -175,9 +180,10 @@ impl Service {
             self.now.clear();
             self.before.clear();
             self.over = [0; 2];
+            self.recent_since_ns = Some(now_ns);
         }
         marks.count(&mut self.now);
-        self.looked(marks.oldest_open_ns())
+        Looked { begins_anew: marks.is_first(), ..self.looked(marks.oldest_open_ns()) }
     }
 
     /// Counts what ended since the last look; `waits`: a launch is held.
@@ -200,7 +206,7 @@ impl Service {
         });
         // Of several under way one may have ended that was not the oldest.
         let began_ns = open_ns.filter(|_| is_another || ended.is_some());
-        Looked { ended, began_ns }
+        Looked { begins_anew: false, ended, began_ns }
     }
 
     /// Adds how often it had requests lately, and longer ones than each limit.
@@ -280,7 +286,7 @@ mod tests {
             request(a, now + MS, now + MS + took * MS);
             now += 10 * MS;
             let ended = Some(EndedUnits { units: 1, took_ns: took * MS });
-            assert_eq!(service.look(now, a, false), Looked { ended, began_ns: None });
+            assert_eq!(service.look(now, a, false), Looked { ended, ..Looked::default() });
         }
         assert_eq!(service.look(now, a, false), Looked::default());
         let n = service.numbers();

@@ -1,7 +1,7 @@
 //! Units of work of high-priority clients: what a caller saw of them, for the policy.
 
 use super::{Action, Engine};
-use crate::policy::{ClientId, Event, NEVER, Objective, Policy, Subscriptions};
+use crate::policy::{ClientId, Event, NEVER, Objective, Policy, ServiceView, Subscriptions};
 
 /// Units that ended since the caller last looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,18 @@ impl<P: Policy> Engine<P> {
         c.units.clear();
         c.units.show(view);
         true
+    }
+
+    /// What was counted of a client's units does not tell of those to come.
+    pub fn forget_units(&mut self, client: ClientId) {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        if let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) {
+            c.units.clear();
+            *view = ServiceView {
+                open_since_ns: view.open_since_ns,
+                ..ServiceView::new(view.objective)
+            };
+        }
     }
 
     /// A high-priority client's unit began, at `since_ns` as far as the caller knows.
@@ -62,6 +74,14 @@ impl<P: Policy> Engine<P> {
         if self.policy.subscriptions().has(Subscriptions::UNITS) {
             self.offer_all = true;
             self.settle(now_ns, out);
+        }
+    }
+
+    /// A client leaves: nobody knows how long its open unit took.
+    pub(super) fn end_open_unit(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
+        let service = self.context.world.clients.get(&client).and_then(|c| c.service);
+        if service.is_some_and(|service| service.open_since_ns != NEVER) {
+            self.units_ended(now_ns, client, EndedUnits::default(), out);
         }
     }
 

@@ -134,7 +134,8 @@ mod tests {
         };
         let state = "tally:policy/state@0.1.0";
         assert_eq!(exported(&module("tally:policy/state@0.1.0#snapshot")), Ok(vec![state.into()]));
-        for other in ["snapshot", "tally:policy/scheduler@0.1.0#init", "tally:policy/units@0.1.0#f"]
+        for other in
+            ["snapshot", "tally:policy/scheduler@0.1.0#init", "tally:policy/placement@0.1.0#f"]
         {
             assert_eq!(exported(&module(other)), Ok(vec![]), "{other}");
         }

@@ -198,3 +198,22 @@ fn a_new_core_passes_over_what_was_meant_for_another() {
     client.read(START + 5 * MS);
     assert_eq!((client.sampled().0, client.numbers(START + 5 * MS).dropped), (1, 0));
 }
+
+/// Each slot states a later ticket, in whose slot is a later one still, all around.
+#[test]
+fn a_ring_that_leads_in_circles_is_left() {
+    let mut client = Client::new();
+    let marks = &client.region.marks;
+    for (slot, sequence) in [(0, (1 << 62) + 2), (1, (1 << 63) + 3), (2, (3 << 62) + 4), (3, 1)] {
+        marks.ring[slot].sequence.store(sequence, Release);
+    }
+    marks.next.store(7, Release);
+    assert!(!client.read(START + MS));
+    assert_eq!((client.marks.wrong, client.marks.next), (1, 7));
+    assert!(!client.read(START + 2 * MS));
+    // It goes on with what is there.
+    client.read.store(7, Relaxed);
+    client.request(START + 2 * MS, START + 3 * MS);
+    client.read(START + 4 * MS);
+    assert_eq!(client.sampled().0, 1);
+}
