@@ -32,7 +32,7 @@ struct Options {
     /// Configuration file of the policy, in place of the one that a row was measured with
     #[arg(long, value_name = "FILE")]
     policy_config: Option<PathBuf>,
-    /// Another figure of the modelled machine (docs/internals.md); may be given several times
+    /// Another figure of the modelled machine (docs/results-simulator.md); may be given several times
     #[arg(long = "figure", value_name = "NAME=N")]
     figures: Vec<String>,
     /// Seed of what an inference's own part takes

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 pub type CuResult = c_int;
 /// Any opaque handle or pointer.
@@ -352,10 +352,17 @@ pub fn driver() -> &'static Driver {
 fn load() -> &'static Driver {
     static NONE: Driver = Driver::NONE;
     let Some(find) = FIND.get() else { return &NONE };
-    let fresh: &'static Driver = Box::leak(Box::new(Driver::load(*find)));
-    // Two threads may both load it: the tables are equal and either may stay.
-    DRIVER.store(std::ptr::from_ref(fresh).cast_mut(), Release);
-    fresh
+    let fresh = Box::into_raw(Box::new(Driver::load(*find)));
+    match DRIVER.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
+        // SAFETY: published once and never freed.
+        Ok(_) => unsafe { &*fresh },
+        Err(theirs) => {
+            // SAFETY: another thread was first; nobody has seen this one, and a leak checker would.
+            drop(unsafe { Box::from_raw(fresh) });
+            // SAFETY: as above.
+            unsafe { &*theirs }
+        }
+    }
 }
 
 impl Driver {

@@ -67,7 +67,7 @@ pub struct SimArgs {
     /// the core's `[sharing.timeslice] linger_us`.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub linger_us: Option<u64>,
-    /// Change a figure of the modelled machine (docs/internals.md lists them); may be given several times.
+    /// Change a figure of the modelled machine (docs/results-simulator.md lists them); may be given several times.
     #[arg(long = "figure", value_name = "NAME=N")]
     pub figures: Vec<String>,
     /// Length of the simulated window in which requests arrive.
@@ -343,6 +343,6 @@ fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(
         r.context_changes,
         r.launches as f64 / took_s
     )?;
-    writeln!(out, "A model, not a measurement: docs/internals.md says how far off it is.")?;
+    writeln!(out, "A model, not a measurement: docs/results-simulator.md says how far off it is.")?;
     Ok(())
 }

@@ -30,7 +30,7 @@
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
 //!
-//! `docs/internals.md` says how far to believe it, `docs/results-simulator.md` against which measurements.
+//! `docs/results-simulator.md` says how far to believe it, and against which measurements.
 #![forbid(unsafe_code)]
 
 pub mod arrivals;

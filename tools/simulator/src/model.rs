@@ -1,5 +1,5 @@
 //! Figures of the machine and of the core that another machine, or another version, may
-//! have otherwise; [`Model::set`] changes one. `docs/internals.md` says of each where it is
+//! have otherwise; [`Model::set`] changes one. `docs/results-simulator.md` says of each where it is
 //! from: measured, read from runs of pairs, fitted to pairs, or assumed.
 
 use serde::Serialize;

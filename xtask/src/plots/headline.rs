@@ -45,20 +45,16 @@ fn has_solo(rows: &[Value], hp: &str) -> bool {
     rows.iter().any(|row| row["mode"] == "solo" && row["hp"] == hp)
 }
 
-/// Rows of pairs whose inference has a solo row; other machines' and loads' are not mixed.
+/// Rows of pairs whose inference has a solo row, of the machine of the first; loads are not mixed.
 fn pair_rows(rows: &[Value]) -> Result<Vec<&Value>> {
     let shared = rows.iter().filter(|row| row["be"] != "-" && is_default(row));
-    let of: Vec<&Value> =
+    let mut of: Vec<&Value> =
         shared.filter(|r| r["hp"].as_str().is_some_and(|hp| has_solo(rows, hp))).collect();
+    let Some(first) = of.first().copied() else { return Ok(of) };
+    of.retain(|row| row["device"] == first["device"]);
     for row in &of {
-        ensure!(
-            row["device"] == of[0]["device"] && row["load"] == of[0]["load"],
-            "rows of several machines or loads: {} at {}, {} at {}; say which are drawn",
-            of[0]["device"],
-            of[0]["load"],
-            row["device"],
-            row["load"]
-        );
+        let (one, other) = (&first["load"], &row["load"]);
+        ensure!(one == other, "rows of several loads: {one} and {other}; say which are drawn");
     }
     Ok(of)
 }
@@ -212,8 +208,8 @@ mod tests {
         };
         wrong(json!([solo, row("a", "t", "tally-mps", "lottery", 1.5)]), "1 of 1 rows");
         let mut other = row("a", "t", "mps", "none", 7.0);
-        other["device"] = "NVIDIA H100".into();
-        wrong(json!([solo, row("a", "t", "mps", "none", 7.0), other]), "several machines");
+        other["load"] = 0.7.into();
+        wrong(json!([solo, row("a", "t", "mps", "none", 7.0), other]), "several loads");
         let mut empty = row("a", "t", "mps", "none", 7.0);
         empty["p99_over_solo"] = Value::Null;
         wrong(json!([solo, empty]), "p99_over_solo");

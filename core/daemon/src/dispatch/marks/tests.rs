@@ -138,7 +138,7 @@ fn a_ring_that_breaks_the_protocol_costs_little_and_recovers() {
     client.region.marks.ring[2].sequence.store(1 << 40, Relaxed);
     client.region.marks.next.store(5, Relaxed);
     client.read(START + STUCK_NS);
-    assert_eq!(client.read.load(Relaxed), (1 << 40) - 1);
+    assert_eq!(client.read.load(Relaxed), 5, "no further than the client says it is");
     // Whatever is there, a pass ends, and counts no more than it may.
     for slot in &client.region.marks.ring {
         slot.sequence.store(u64::MAX / 3, Relaxed);
