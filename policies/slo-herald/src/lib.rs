@@ -20,7 +20,7 @@
 //!
 //! after each 64 units of a service that were not measured alone:
 //!     if one was late:                                       rate := rate * 0.6
-//!     if all but one kept 0.85 of the objective:             rate := rate * 1.25
+//!     if all but one kept 0.85 of the objective:             rate := rate * 1.25, or 1.05 once one was late
 //! ```
 //!
 //! The rate says how much best-effort time a service can bear for each nanosecond that it can spare. It is low where

@@ -61,6 +61,8 @@ pub struct Service {
     alone_ns: VecDeque<u64>,
     alone_p95_ns: u64,
     rate: u64,
+    /// A review under this objective has seen a late unit: from then on the rate rises slowly.
+    found_limit: bool,
     reviewed: u32,
     late_in_review: u32,
     /// The two longest units of this review, the longest first.
@@ -89,6 +91,7 @@ impl Service {
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
             alone_p95_ns: 0,
             rate: RATE_START,
+            found_limit: false,
             reviewed: 0,
             late_in_review: 0,
             longest_ns: [0; 2],
@@ -116,7 +119,7 @@ impl Service {
     fn set_slo(&mut self, slo_ns: u64) {
         if self.slo_ns != slo_ns {
             self.slo_ns = slo_ns;
-            self.rate = RATE_START;
+            (self.rate, self.found_limit) = (RATE_START, false);
             self.kept.clear();
             (self.late_of_kept, self.misses) = (0, false);
             self.new_review();
@@ -232,8 +235,10 @@ impl Service {
         let before = self.rate;
         if self.late_in_review > 0 {
             self.rate = (self.rate * 6 / 10).max(RATE_MIN);
+            self.found_limit = true;
         } else if self.longest_ns[1] < self.slo_ns / 100 * 85 {
-            self.rate = (self.rate * 125 / 100).min(RATE_MAX);
+            let percent = if self.found_limit { 105 } else { 125 };
+            self.rate = (self.rate * percent).div_ceil(100).min(RATE_MAX);
         }
         self.new_review();
         self.rate != before

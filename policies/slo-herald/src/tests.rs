@@ -135,7 +135,11 @@ fn the_rate_follows_what_units_take() {
     b.units(1, MS);
     b.units(63, 2 * MS);
     b.units(1, 3_100 * US);
-    assert_eq!(b.allowance_ns(), Some(before * 75 / 100), "one late in 64");
+    let late = before * 75 / 100;
+    assert_eq!(b.allowance_ns(), Some(late), "one late in 64");
+    b.units(1, MS);
+    b.units(64, 2 * MS);
+    assert_eq!(b.allowance_ns(), Some(before * 788 / 1_000), "slowly from then on");
 }
 
 #[test]
