@@ -20,7 +20,7 @@
 //!
 //! after each 64 units of a service that were not measured alone:
 //!     if one was late:                                       rate := rate * 0.6
-//!     if all but one kept 0.85 of the objective:             rate := rate * 1.25, or 1.05 once one was late
+//!     if all kept 0.85 of the objective:                     rate := rate * 1.25, or 1.05 once one was late
 //! ```
 //!
 //! The rate says how much best-effort time a service can bear for each nanosecond that it can spare. It is low where
@@ -161,7 +161,8 @@ impl Units for Herald {
         if service.is_strict() != was_strict {
             self.changed();
         }
-        if left_ns == 0 && self.long_until_ns > now_ns {
+        // What is under way would take more than the unit can bear.
+        if self.long_until_ns.saturating_sub(now_ns) > left_ns {
             self.set_yield(now_ns, true);
         }
     }
@@ -251,9 +252,11 @@ impl Herald {
         decision
     }
 
-    /// Nobody yields while no unit is open.
+    /// Nobody yields if each open unit can bear what is left of what is under way.
     fn go_on(&mut self, now_ns: u64) {
-        if self.services.iter().all(|service| service.left_ns().is_none()) {
+        let rest_ns = self.long_until_ns.saturating_sub(self.yielded_since_ns.unwrap_or(now_ns));
+        let bears = |service: &Service| service.left_ns().is_none_or(|ns| ns >= rest_ns);
+        if self.services.iter().all(bears) {
             self.set_yield(now_ns, false);
         }
     }

@@ -65,8 +65,8 @@ pub struct Service {
     found_limit: bool,
     reviewed: u32,
     late_in_review: u32,
-    /// The two longest units of this review, the longest first.
-    longest_ns: [u64; 2],
+    /// The longest unit of this review.
+    longest_ns: u64,
     /// Whether each of the latest units kept the objective.
     kept: VecDeque<bool>,
     late_of_kept: usize,
@@ -94,7 +94,7 @@ impl Service {
             found_limit: false,
             reviewed: 0,
             late_in_review: 0,
-            longest_ns: [0; 2],
+            longest_ns: 0,
             kept: VecDeque::with_capacity(JUDGED_UNITS),
             late_of_kept: 0,
             misses: false,
@@ -219,16 +219,14 @@ impl Service {
     }
 
     fn new_review(&mut self) {
-        (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, [0; 2]);
+        (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, 0);
     }
 
     /// Adapt the rate, so that the objective is nearly used up. True if it changed.
     fn review(&mut self, units: u32, took_ns: u64, is_late: bool) -> bool {
         self.reviewed = self.reviewed.saturating_add(units);
         self.late_in_review += u32::from(is_late);
-        let [first, second] = self.longest_ns;
-        self.longest_ns =
-            if took_ns > first { [took_ns, first] } else { [first, second.max(took_ns)] };
+        self.longest_ns = self.longest_ns.max(took_ns);
         if self.reviewed < REVIEW_UNITS {
             return false;
         }
@@ -236,7 +234,7 @@ impl Service {
         if self.late_in_review > 0 {
             self.rate = (self.rate * 6 / 10).max(RATE_MIN);
             self.found_limit = true;
-        } else if self.longest_ns[1] < self.slo_ns / 100 * 85 {
+        } else if self.longest_ns < self.slo_ns / 100 * 85 {
             let percent = if self.found_limit { 105 } else { 125 };
             self.rate = (self.rate * percent).div_ceil(100).min(RATE_MAX);
         }
