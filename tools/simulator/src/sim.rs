@@ -1,6 +1,7 @@
 //! The loop: the earliest of what can happen happens, the engine hears of it, what it
 //! answers reaches the programs and the device.
 
+mod decided;
 mod solo;
 
 use crate::arrivals::{Arrivals, Random};
@@ -11,8 +12,9 @@ use crate::gpu::{
 };
 use crate::host::Host;
 use crate::model::Model;
-use crate::report::{BestEffort, Decisions, High, Report, ms, over, percentile};
+use crate::report::{BestEffort, High, Report, ms, over, percentile};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
+use decided::decisions;
 use solo::Solo;
 use tally_engine::policy::{
     self, Class, ClientInfo, Decision, Form, Objective, Policy, forms_offered, launch_state,
@@ -580,25 +582,4 @@ fn offered(offered: u32, decision: Decision) -> Decision {
         Form::SmLimited => forms_offered::SM_LIMITED,
     };
     if offered & needed == needed { decision } else { Decision::Run(0) }
-}
-
-fn decisions(engine: &Engine) -> Decisions {
-    let stats = engine.client_stats(LOW as u32).unwrap_or_default();
-    Decisions {
-        asked: engine.policy_stats().decides,
-        whole: stats.run,
-        leased: stats.leased,
-        sliced: stats.sliced,
-        preemptible: stats.preemptible,
-        sm_limited: stats.sm_limited,
-        degraded: stats.degraded,
-        held: stats.held,
-        launches_held: stats.launches_held,
-        window_full: stats.window_full,
-        waited_ms: ms(stats.waited_ns),
-        gpu_ms: ms(stats.charged_ns),
-        built_in_rule: stats.built_in_rule,
-        yields: stats.yields,
-        launches_yielded: stats.launches_yielded,
-    }
 }
