@@ -152,6 +152,35 @@ def bert_training(batch=8, tokens=128):
     return step, list(model.parameters())
 
 
+def lstm_training(batch=20, steps=35, width=1500, layers=2, vocabulary=10000):
+    """An LSTM language model with bf16 autocast and SGD; (step, parameters)."""
+    if SMALL:
+        batch, steps, width, vocabulary = 2, 5, 32, 100
+    with torch.device(DEVICE):
+        embed, head = torch.nn.Embedding(vocabulary, width), torch.nn.Linear(width, vocabulary)
+        lstm = torch.nn.LSTM(width, width, layers)
+        x = torch.randint(0, vocabulary, (steps + 1, batch))
+    parameters = [weights for module in (embed, lstm, head) for weights in module.parameters()]
+
+    def loss():
+        return torch.nn.functional.cross_entropy(head(lstm(embed(x[:-1]))[0]).flatten(0, 1), x[1:].flatten())
+
+    return _trainer(loss, torch.optim.SGD(parameters, lr=0.01)), parameters
+
+
+def vgg16_training(batch=32):
+    """VGG-16 with bf16 autocast and SGD; (step, parameters)."""
+    import torchvision
+
+    side = 32 if SMALL else 224
+    batch = 2 if SMALL else batch
+    with torch.device(DEVICE):
+        model = torchvision.models.vgg11() if SMALL else torchvision.models.vgg16()
+        x, y = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return _trainer(lambda: torch.nn.functional.cross_entropy(model(x), y), optimizer), list(model.parameters())
+
+
 BERT_LARGE = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -194,6 +223,30 @@ def llama_decode_request(layers=32, width=4096, inner=11008, heads=32, cached=51
     return request
 
 
+def translation_request(batch=16, tokens=32, width=512, layers=6, vocabulary=32000):
+    """A Transformer that translates a batch greedily, half precision, random weights; the tokens.
+
+    Without a cache of keys: each step decodes all tokens before it.
+    """
+    if SMALL:
+        batch, tokens, width, layers, vocabulary = 2, 4, 64, 1, 256
+    with torch.device(DEVICE):
+        model = torch.nn.Transformer(width, width // 64, layers, layers, 4 * width, batch_first=True).eval().to(HALF)
+        embed, head = torch.nn.Embedding(vocabulary, width).to(HALF), torch.nn.Linear(width, vocabulary).to(HALF)
+        source, first = torch.randint(0, vocabulary, (batch, tokens)), torch.zeros(batch, 1, dtype=torch.long)
+        masks = [torch.nn.Transformer.generate_square_subsequent_mask(n + 1, dtype=HALF) for n in range(tokens)]
+
+    def request():
+        memory, said = model.encoder(embed(source)), first
+        for mask in masks:
+            # Told, not looked up: a look at the mask would wait for the GPU.
+            decoded = model.decoder(embed(said), memory, tgt_mask=mask, tgt_is_causal=True)
+            said = torch.cat([said, head(decoded[:, -1]).argmax(-1, keepdim=True)], dim=1)
+        return said
+
+    return request
+
+
 def small_kernels_request(count=300):
     """Very many kernels of one block, one behind the other; their number."""
     x = torch.zeros(1, device=DEVICE)
@@ -225,6 +278,8 @@ REQUESTS = {
     "bert-graph": lambda: graphed(bert_request()),
     "bert-large-graph": lambda: graphed(bert_request(**BERT_LARGE)),
     "llama-7b-decode-graph": lambda: graphed(llama_decode_request()),
+    "translation-eager": translation_request,
+    "translation-graph": lambda: graphed(translation_request()),
     "small-kernels-graph": lambda: graphed(small_kernels_request()),
 }
 TRAININGS = {
@@ -233,6 +288,8 @@ TRAININGS = {
     "bert-b32-train": lambda: bert_training(batch=32),
     "gpt2-large-train": lambda: gpt2_training(batch=4, tokens=512, n_embd=1280, n_layer=36, n_head=20),
     "gpt2-train": lambda: gpt2_training(n_embd=1280, n_layer=12, n_head=20),
+    "lstm-train": lstm_training,
+    "vgg16-train": vgg16_training,
 }
 
 
