@@ -42,8 +42,8 @@ def start(content, table, made_with):
     made = start_times.rows(content["times_s"])
     text = ["## How much longer a PyTorch program takes to start", "", *made_with(content["machine"], "start")]
     text += [
-        "From the start of a process that imports PyTorch, makes a small network and trains it for one step, to its end: wall time, its parts (`import` until PyTorch is imported, `gpu` from there to the result; their ratios are over the whole start), and CPU "
-        f"time of the process where it was measured. {made[0]['rounds']} rounds of plain starts and clients in turns: medians of the differences within rounds, and their 95 % bootstrap intervals. "
+        "A process imports PyTorch, makes a small network and trains it for one step. `start`: from its start to the result; `import`: until PyTorch is imported; `gpu`: from there to the result (ratios of both parts are over the whole start); `wall`: from its start to "
+        f"its end; `cpu`: its CPU time. {made[0]['rounds']} rounds of plain starts and clients in turns: trimmed means (the middle 60 %) of the differences within rounds, and their 95 % bootstrap intervals. "
         f"Promised: at most {content['promise_ratio_max']}. *kept* and *not kept*: the whole interval is on that side of it. "
         "The last row of each clock compares plain starts with plain starts.",
         "",

@@ -1,12 +1,12 @@
 """What rounds of starts tell: paired differences to plain starts, their interval, and a verdict. Standard library only."""
 
-from stats import bootstrap_median_interval, median
+from stats import bootstrap_interval, median, trimmed_mean
 
 # The second plain one shows what differs by chance: it must not be told apart from the first.
 KINDS = ("plain", "high", "best-effort", "plain again")
 PLAIN = ("plain", "plain again")
-# Wall time, its parts to the end of the imports and from there to the result, and CPU time.
-CLOCKS = ("wall", "import", "gpu", "cpu")
+# Time to the result, its parts to the end of the imports and from there on, time to the end of the process, CPU time.
+CLOCKS = ("start", "import", "gpu", "wall", "cpu")
 PARTS = ("import", "gpu")
 PROMISE_RATIO_MAX = 1.03
 
@@ -31,7 +31,7 @@ def row(kind, clock, base, mine, whole=None):
     """Seconds that `mine` takes more than `base`, round by round; ratios are over the median of `whole`, or `base`."""
     differences = [b - a for a, b in zip(base, mine, strict=True)]
     plain = median(base)
-    added, (low, high) = median(differences), bootstrap_median_interval(differences)
+    added, (low, high) = trimmed_mean(differences), bootstrap_interval(differences, trimmed_mean)
     ratios = [1 + seconds / median(whole or base) for seconds in (added, low, high)]
     return {
         "kind": kind,
@@ -52,7 +52,7 @@ def rows(times):
     all_rows = []
     for clock, of_kind in by_clock.items():
         both = [sum(pair) / 2 for pair in zip(*(of_kind[kind] for kind in PLAIN), strict=True)]
-        whole = by_clock["wall"][PLAIN[0]] if clock in PARTS else None
+        whole = by_clock.get("start", by_clock.get("wall"))[PLAIN[0]] if clock in PARTS else None
         for kind in KINDS:
             if kind not in PLAIN:
                 all_rows.append(row(kind, clock, both, of_kind[kind], whole))

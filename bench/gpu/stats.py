@@ -57,13 +57,21 @@ def summary(values):
     }
 
 
-def bootstrap_median_interval(values, seed=1, resamples=2000, confidence=0.95):
-    """A bootstrap confidence interval of the median, as (low, high)."""
+def trimmed_mean(values, share=0.2):
+    """The mean without so much of either end of a non-empty sample: nearly as exact as the mean, and robust."""
+    ordered = sorted(values)
+    cut = min(int(share * len(ordered)), (len(ordered) - 1) // 2)
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept)
+
+
+def bootstrap_interval(values, of, seed=1, resamples=2000, confidence=0.95):
+    """A bootstrap confidence interval of `of(values)`, as (low, high)."""
     source = random.Random(seed)
     n = len(values)
-    medians = sorted(median([values[source.randrange(n)] for _ in range(n)]) for _ in range(resamples))
+    found = sorted(of([values[source.randrange(n)] for _ in range(n)]) for _ in range(resamples))
     tail = (1 - confidence) / 2
-    return percentile(medians, tail), percentile(medians, 1 - tail)
+    return percentile(found, tail), percentile(found, 1 - tail)
 
 
 def paired_ratio(a_rounds, b_rounds):
@@ -75,7 +83,7 @@ def paired_ratio(a_rounds, b_rounds):
     if len(a_rounds) != len(b_rounds) or not a_rounds:
         raise ValueError("both sides need the same, positive number of rounds")
     ratios = [b / a for a, b in zip(a_rounds, b_rounds)]
-    low, high = bootstrap_median_interval(ratios)
+    low, high = bootstrap_interval(ratios, median)
     return {
         "ratio": round(median(ratios), 5),
         "ratio_low": round(low, 5),

@@ -128,7 +128,7 @@ class Statistics(unittest.TestCase):
             stats.paired_ratio([1.0], [])
 
     def test_the_interval_holds_the_median(self):
-        low, high = stats.bootstrap_median_interval([float(v) for v in range(21)])
+        low, high = stats.bootstrap_interval([float(v) for v in range(21)], stats.median)
         self.assertTrue(low <= 10 <= high and low < high)
 
 

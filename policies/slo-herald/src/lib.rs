@@ -37,6 +37,7 @@
 
 mod service;
 mod settings;
+mod share;
 
 use service::Service;
 use settings::Settings;
@@ -57,14 +58,21 @@ tally_sdk::reasons! {
     Alone = "no high-priority client is connected",
     Between = "no unit is open",
     Spare = "the open units can spare the time",
+    Beside = "the open units can spare some SMs",
 }
 
-const COUNTERS: [&str; 4] =
-    ["launches_within_units", "launches_between_units", "units_measured_alone", "units_late"];
+const COUNTERS: [&str; 5] = [
+    "launches_within_units",
+    "launches_between_units",
+    "units_measured_alone",
+    "units_late",
+    "launches_on_spared_sms",
+];
 const WITHIN: usize = 0;
 const BETWEEN: usize = 1;
 const ALONE: usize = 2;
 const LATE: usize = 3;
+const BESIDE: usize = 4;
 
 /// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
 /// something else, or have lost the end of it.
@@ -85,8 +93,12 @@ pub struct Herald {
     yielded_since_ns: Option<u64>,
     /// Until when a launch may be under way that can yield.
     long_until_ns: u64,
-    counters: Counters<4>,
+    counters: Counters<5>,
     strict: Gauge,
+    /// Least SMs that a service spares; 0 if none spares SMs.
+    spared_sms: Gauge,
+    /// As the last launch told.
+    sm_count: u32,
 }
 
 impl Policy for Herald {
@@ -106,6 +118,8 @@ impl Policy for Herald {
             long_until_ns: 0,
             counters: Counters::new(COUNTERS),
             strict: Gauge::new("services_served_strictly"),
+            spared_sms: Gauge::new("spared_sms"),
+            sm_count: 0,
         })
     }
 
@@ -120,14 +134,22 @@ impl Policy for Herald {
         if launch.high_clients == 0 {
             return Decision::Run(self.settings.lease_launches).because(Reason::Alone);
         }
+        if self.sm_count != launch.sm_count {
+            self.sm_count = launch.sm_count;
+            self.services.iter_mut().for_each(|one| one.share.set_sm_count(launch.sm_count));
+        }
         let cost_ns = self.cost_ns(launch);
         // A unit may stay open for as long as its program likes.
         let idle_ns = if launch.high_active() { 0 } else { launch.high_idle_ns };
         let wait_ns = GAP_NS.saturating_sub(idle_ns);
         let mut within = false;
+        let beside = self.beside(launch, cost_ns).filter(|_| wait_ns > 0);
         for service in &self.services {
             if let Some(left_ns) = service.left_ns().filter(|_| wait_ns > 0) {
                 within = true;
+                if beside.is_some() {
+                    continue;
+                }
                 // What was never measured may be of any length.
                 if cost_ns == UNKNOWN || cost_ns > left_ns {
                     let reason = if service.is_strict() { Reason::Strict } else { Reason::Spent };
@@ -140,6 +162,11 @@ impl Policy for Herald {
         }
         if !within && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
+        }
+        self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns));
+        if let Some(sms) = beside.filter(|_| within) {
+            self.counters.add(BESIDE, 1);
+            return Decision::SmLimited(sms).because(Reason::Beside);
         }
         if within {
             self.services.iter_mut().for_each(|service| service.spend(cost_ns));
@@ -179,6 +206,9 @@ impl Units for Herald {
             service.ask();
         }
         if ended.changed {
+            if let Some(found) = service.share.found() {
+                host::log(Level::Debug, &format!("service {client}: best effort had {found}"));
+            }
             self.changed();
         }
         self.go_on(now_ns);
@@ -193,7 +223,7 @@ impl Membership for Herald {
         }
         self.clients.joined(client);
         if client.class == PriorityClass::High {
-            let mut service = Service::new(client.id);
+            let mut service = Service::new(client.id, self.sm_count);
             service.ask();
             self.services.push(service);
         }
@@ -225,6 +255,15 @@ impl Herald {
         let is_alone = launch.high_clients == 0 && self.clients.best_effort() == 1;
         let lease = if is_alone { self.settings.lease_launches } else { 0 };
         Decision::Run(lease).because(if is_alone { Reason::Alone } else { Reason::Between })
+    }
+
+    /// SMs for a launch on which each open unit can bear it for as long as it takes.
+    fn beside(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
+        let open = || self.services.iter().filter(|service| service.left_ns().is_some());
+        let sms = open().map(Service::sms).reduce(|a, b| Some(a?.min(b?)))??;
+        let can = launch.can_limit() && !launch.is_graph() && launch.grid_blocks > sms.into();
+        // A light one costs less than the change of SMs.
+        (can && cost_ns >= launch.predicted_ns).then_some(sms)
     }
 
     /// What a launch costs the open units, [`UNKNOWN`] if it was never measured.
@@ -275,6 +314,8 @@ impl Herald {
     /// What a service can spare is another amount.
     fn changed(&mut self) {
         self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
+        let spared = self.services.iter().filter_map(|one| one.share.sms()).min();
+        self.spared_sms.set(spared.unwrap_or(0).into());
         self.change_terms();
     }
 

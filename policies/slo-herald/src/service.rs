@@ -1,5 +1,6 @@
 //! One service: what its units take when best effort is held back, and how much best-effort time it can bear.
 
+use crate::share::{REVIEW_UNITS, Share, Verdict};
 use std::collections::VecDeque;
 use tally_sdk::{ClientId, NEVER, host};
 
@@ -9,16 +10,16 @@ const ALONE_UNITS: usize = 64;
 const ALONE_UNITS_MIN: usize = 8;
 /// Of later units one in so many.
 const ALONE_EVERY: u32 = 64;
-/// Units after which the rate is looked at again.
-const REVIEW_UNITS: u32 = 64;
 /// Units by which attainment is judged. Before there are so many the others count as kept.
 const JUDGED_UNITS: usize = 200;
-/// Of the rate: best-effort time, in thousandths of the time that can be spared.
-const RATE_START: u64 = 1_000;
-const RATE_MIN: u64 = 50;
-const RATE_MAX: u64 = 64_000;
-/// A service that is busy more than this, in thousandths, has nothing to spare: longer units would queue.
+/// A service that is busy more than this, in thousandths, bears less: longer units make others queue.
 const BUSY_PERMILLE_MAX: u64 = 800;
+/// As busy as this it bears far less.
+const BUSY_PERMILLE_FAR: u64 = 875;
+/// As busy as this it bears no more than it does.
+const BUSY_PERMILLE_RAISE_MAX: u64 = 720;
+/// As busy as this it bears nothing.
+const BUSY_PERMILLE_STRICT: u64 = 950;
 /// Stretch over which that is measured, ns.
 const BUSY_STRETCH_NS: u64 = 1_000_000_000;
 const PERCENTILE_DEFAULT: f64 = 99.0;
@@ -41,6 +42,8 @@ struct Open {
     told_ns: u64,
     /// Best-effort time that it can still bear.
     left_ns: u64,
+    /// SMs on which best effort may run meanwhile, if it has SMs and not time.
+    sms: Option<u32>,
     alone: bool,
 }
 
@@ -60,9 +63,7 @@ pub struct Service {
     /// What units took alone, the latest last.
     alone_ns: VecDeque<u64>,
     alone_p95_ns: u64,
-    rate: u64,
-    /// A review under this objective has seen a late unit: from then on the rate rises slowly.
-    found_limit: bool,
+    pub share: Share,
     reviewed: u32,
     late_in_review: u32,
     /// The longest unit of this review.
@@ -73,12 +74,14 @@ pub struct Service {
     misses: bool,
     busy_from_ns: Option<u64>,
     busy_ns: u64,
-    too_busy: bool,
+    busy_permille: u64,
+    /// That was measured since the last review.
+    is_busy_new: bool,
 }
 
 impl Service {
     /// A service of which nothing is known.
-    pub fn new(client: ClientId) -> Self {
+    pub fn new(client: ClientId, sm_count: u32) -> Self {
         Service {
             client,
             slo_ns: NEVER,
@@ -90,8 +93,7 @@ impl Service {
             since_alone: 0,
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
             alone_p95_ns: 0,
-            rate: RATE_START,
-            found_limit: false,
+            share: Share::new(sm_count),
             reviewed: 0,
             late_in_review: 0,
             longest_ns: 0,
@@ -100,7 +102,8 @@ impl Service {
             misses: false,
             busy_from_ns: None,
             busy_ns: 0,
-            too_busy: false,
+            busy_permille: 0,
+            is_busy_new: false,
         }
     }
 
@@ -119,7 +122,7 @@ impl Service {
     fn set_slo(&mut self, slo_ns: u64) {
         if self.slo_ns != slo_ns {
             self.slo_ns = slo_ns;
-            (self.rate, self.found_limit) = (RATE_START, false);
+            self.share.forget();
             self.kept.clear();
             (self.late_of_kept, self.misses) = (0, false);
             self.new_review();
@@ -128,7 +131,7 @@ impl Service {
 
     /// Best effort is held while it has a unit open.
     pub fn is_strict(&self) -> bool {
-        self.slo_ns == NEVER || self.misses || self.too_busy
+        self.slo_ns == NEVER || self.misses || self.busy_permille > BUSY_PERMILLE_STRICT
     }
 
     /// Best-effort time that a unit can bear; `None` if the service is served strictly or not known yet.
@@ -137,12 +140,17 @@ impl Service {
             return None;
         }
         let spare_ns = (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns);
-        Some(spare_ns.saturating_mul(self.rate) / 1_000)
+        Some(spare_ns.saturating_mul(self.share.rate()) / 1_000)
     }
 
     /// What is left of the open unit's allowance; `None` without one.
     pub fn left_ns(&self) -> Option<u64> {
         self.open.map(|open| open.left_ns)
+    }
+
+    /// SMs on which best effort may run beside the open unit, for all of it.
+    pub fn sms(&self) -> Option<u32> {
+        self.open.and_then(|open| open.sms)
     }
 
     /// For how long best effort still has to wait after its last unit.
@@ -169,10 +177,13 @@ impl Service {
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
         let most_ns = if overlaps { self.last_left_ns } else { u64::MAX };
-        let bears = |ns: u64| ns.min(spare_ns.saturating_mul(self.rate) / 1_000).min(most_ns);
+        let bears =
+            |ns: u64| ns.min(spare_ns.saturating_mul(self.share.rate()) / 1_000).min(most_ns);
         let left_ns = allowance_ns.map_or(0, bears);
         let alone = allowance_ns.is_none() && !overlaps;
-        self.open = Some(Open { told_ns: now_ns, left_ns, alone });
+        // One that is due for being measured alone and overlaps another is neither.
+        let sms = self.share.sms().filter(|_| allowance_ns.is_some());
+        self.open = Some(Open { told_ns: now_ns, left_ns, sms, alone });
         left_ns
     }
 
@@ -202,7 +213,7 @@ impl Service {
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
         } else {
             self.since_alone = self.since_alone.saturating_add(units);
-            changed |= self.review(units, took_ns, is_late);
+            changed |= self.review(now_ns, units, took_ns, is_late);
         }
         let late = if is_late { units } else { 0 };
         Ended { alone: alone.into(), late, changed }
@@ -222,24 +233,28 @@ impl Service {
         (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, 0);
     }
 
-    /// Adapt the rate, so that the objective is nearly used up. True if it changed.
-    fn review(&mut self, units: u32, took_ns: u64, is_late: bool) -> bool {
+    /// Adapt what a unit bears, so that the objective is nearly used up. True if it changed.
+    fn review(&mut self, now_ns: u64, units: u32, took_ns: u64, is_late: bool) -> bool {
         self.reviewed = self.reviewed.saturating_add(units);
         self.late_in_review += u32::from(is_late);
         self.longest_ns = self.longest_ns.max(took_ns);
         if self.reviewed < REVIEW_UNITS {
             return false;
         }
-        let before = self.rate;
-        if self.late_in_review > 0 {
-            self.rate = (self.rate * 6 / 10).max(RATE_MIN);
-            self.found_limit = true;
-        } else if self.longest_ns < self.slo_ns / 100 * 85 {
-            let percent = if self.found_limit { 105 } else { 125 };
-            self.rate = (self.rate * percent).div_ceil(100).min(RATE_MAX);
-        }
+        let is_early = self.longest_ns < self.slo_ns / 100 * 85;
+        let is_busy_new = std::mem::take(&mut self.is_busy_new);
+        let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
+        let verdict = if self.late_in_review > 0 || busy_permille > BUSY_PERMILLE_FAR {
+            Verdict::Lower
+        } else if busy_permille > BUSY_PERMILLE_MAX {
+            Verdict::Ease
+        } else if is_early && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
+            Verdict::Raise
+        } else {
+            Verdict::Keep
+        };
         self.new_review();
-        self.rate != before
+        self.share.review(now_ns, verdict)
     }
 
     /// Serve strictly while too few of the latest units kept the objective. True if that changed.
@@ -252,20 +267,24 @@ impl Service {
         let late_max = JUDGED_UNITS as f64 * (100.0 - self.percentile) / 100.0;
         let misses = self.late_of_kept as f64 > late_max;
         if misses && !self.misses {
-            self.rate = (self.rate / 2).max(RATE_MIN);
+            self.share.halve();
         }
         std::mem::replace(&mut self.misses, misses) != misses
     }
 
-    /// How busy it is. True if it became too busy, or no longer is.
+    /// How busy it is. True if that makes it strict, or ends that.
     fn judge_load(&mut self, now_ns: u64) -> bool {
         let Some(from_ns) = self.busy_from_ns else { return false };
         let stretch_ns = now_ns.saturating_sub(from_ns);
         if stretch_ns < BUSY_STRETCH_NS {
             return false;
         }
-        let too_busy = self.busy_ns.saturating_mul(1_000) / stretch_ns > BUSY_PERMILLE_MAX;
-        (self.busy_from_ns, self.busy_ns) = (Some(now_ns), 0);
-        std::mem::replace(&mut self.too_busy, too_busy) != too_busy
+        let was_strict = self.is_strict();
+        self.busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
+        (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
+        if self.is_strict() && !was_strict {
+            self.share.halve();
+        }
+        self.is_strict() != was_strict
     }
 }

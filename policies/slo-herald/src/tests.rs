@@ -34,8 +34,11 @@ impl Bench {
     }
 
     fn decide(&mut self, predicted_ns: u64) -> Decision {
-        let asked = self.asked(predicted_ns);
-        self.policy.decide(&asked).decision
+        self.decide_on(&self.asked(predicted_ns))
+    }
+
+    fn decide_on(&mut self, launch: &Launch) -> Decision {
+        self.policy.decide(launch).decision
     }
 
     fn begin(&mut self) {
@@ -161,16 +164,76 @@ fn missed_objectives_end_sharing_until_enough_units_keep_it() {
 fn a_service_that_is_nearly_always_busy_spares_nothing() {
     let mut b = Bench::new(30 * MS);
     b.units(200, MS);
-    assert!(b.allowance_ns().is_some());
-    for _ in 0..2_000 {
-        b.begin();
-        b.end(MS);
-        // Back again after a tenth of a unit.
-        b.now_ns -= 4 * MS - 100 * US;
-    }
+    let spare_ns = 28_500 * US - MS;
+    assert!(b.allowance_ns().unwrap() > spare_ns);
+    let busy = |b: &mut Bench, gap_ns| {
+        for _ in 0..20_000 {
+            b.begin();
+            b.end(MS);
+            b.now_ns -= 4 * MS - gap_ns;
+        }
+    };
+    busy(&mut b, 100 * US);
+    assert_eq!(b.allowance_ns(), Some(spare_ns / 20), "the least: longer units would queue");
+    busy(&mut b, 20 * US);
     assert_eq!(b.allowance_ns(), None);
     b.units(400, MS);
     assert!(b.allowance_ns().is_some());
+}
+
+/// Best-effort work of `permille` of the time is let in, for so many reviews of early units.
+fn reviews(b: &mut Bench, count: u32, permille: u64) {
+    for _ in 0..count * 65 {
+        b.begin();
+        b.policy.services[0].share.let_in(5 * MS * permille / 1_000);
+        b.end(MS);
+    }
+}
+
+#[test]
+fn the_way_that_lets_more_work_in_is_kept() {
+    let mut b = Bench::new(3 * MS);
+    let limited = Launch { sm_count: 132, ..b.asked(MS) };
+    b.decide_on(&limited);
+    assert_eq!(b.policy.services[0].share.sms(), None, "time at first");
+    reviews(&mut b, 31, 300);
+    let sms = b.policy.services[0].share.sms().expect("space is tried");
+    assert!((40..132).contains(&sms) && sms % 8 == 0, "{sms}");
+    b.begin();
+    let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
+    assert_eq!(b.decide_on(&can), Decision::SmLimited(sms));
+    // A light one is not worth it, and one that fits would not be limited.
+    let light = Launch { predicted_ns: 4 * US, ..can };
+    let fits = Launch { grid_blocks: sms.into(), ..can };
+    assert_eq!(b.decide_on(&light), RUNS);
+    assert_eq!(b.decide_on(&fits), RUNS);
+    b.end(MS);
+    reviews(&mut b, 31, 200);
+    assert_eq!(b.policy.services[0].share.sms(), None, "time was better");
+    reviews(&mut b, 60, 300);
+    let tried = (0..60).any(|_| {
+        reviews(&mut b, 1, 400);
+        b.policy.services[0].share.sms().is_some()
+    });
+    assert!(tried, "again after a while");
+    reviews(&mut b, 31, 500);
+    assert!(b.policy.services[0].share.sms().is_some(), "space was better");
+}
+
+#[test]
+fn late_units_take_sms_back() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    reviews(&mut b, 31, 300);
+    let sms = |b: &Bench| b.policy.services[0].share.sms();
+    let before = sms(&b).unwrap();
+    b.units(2, 4 * MS);
+    b.units(65, MS);
+    assert!(sms(&b).unwrap() < before, "one late in 64");
+    b.units(3, 4 * MS);
+    b.begin();
+    let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
+    assert_eq!(b.decide_on(&can), HELD, "three late in 200: strict");
 }
 
 #[test]

@@ -1,0 +1,237 @@
+//! How much best-effort work an open unit bears, and in which of two ways: learned from the units' times.
+//!
+//! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit. Time
+//! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
+//! if its kernels do not fill the GPU. Each way has a level that is raised while all units are early and lowered once
+//! one is late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
+
+/// Units after which the level is looked at again.
+pub const REVIEW_UNITS: u32 = 64;
+/// Best-effort time, in thousandths of the time that a unit can spare.
+pub const RATE_START: u64 = 1_000;
+const RATE_MIN: u64 = 50;
+const RATE_MAX: u64 = 64_000;
+/// SMs are limited in steps of so many, the least that a GPU's own partitions allow.
+const SMS_STEP: u32 = 8;
+/// Reviews until a way is measured, at most: less if it has found its limit.
+const SETTLE_REVIEWS_MAX: u32 = 24;
+/// Reviews over which the work in a way is measured.
+const MEASURED_REVIEWS: u32 = 6;
+/// Reviews after which the other way is tried again.
+const TRIAL_REVIEWS: u32 = 96;
+/// The other way is taken if it lets in so much more, percent.
+const BETTER_PERCENT: u64 = 103;
+/// Reviews without a late unit before more SMs are tried again, once the limit was found.
+const EARLY_REVIEWS: u32 = 4;
+
+/// How best effort shares the GPU with an open unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Time,
+    Space,
+}
+
+/// What the units of a review say of the level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Raise,
+    Keep,
+    /// A little: the service is too busy.
+    Ease,
+    /// A unit was late.
+    Lower,
+}
+
+/// What is known of one way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    found_limit: bool,
+    /// Reviews in a row that asked for more.
+    early: u32,
+    /// Best-effort work let in, in thousandths of the time; 0: not measured yet.
+    worth_permille: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Share {
+    way: Way,
+    /// SMs of the GPU, or 0 while it is not known; then there is no space to share.
+    sm_count: u32,
+    rate: u64,
+    sms: u32,
+    known: [Known; 2],
+    /// Reviews since this way was taken, and since its work is measured.
+    reviews: u32,
+    measured: u32,
+    /// Reviews since both ways were compared.
+    compared: u32,
+    work_ns: u64,
+    since_ns: u64,
+    /// It was measured in the last review.
+    is_measured: bool,
+}
+
+impl Share {
+    /// Nothing is known: time, at the rate to start with.
+    pub fn new(sm_count: u32) -> Self {
+        Share {
+            way: Way::Time,
+            sm_count,
+            rate: RATE_START,
+            sms: (sm_count / 4).next_multiple_of(SMS_STEP),
+            known: [Known::default(); 2],
+            reviews: 0,
+            measured: 0,
+            compared: 0,
+            work_ns: 0,
+            since_ns: 0,
+            is_measured: false,
+        }
+    }
+
+    /// Forget all but the GPU.
+    pub fn forget(&mut self) {
+        *self = Share::new(self.sm_count);
+    }
+
+    /// The GPU's SMs are known now.
+    pub fn set_sm_count(&mut self, sm_count: u32) {
+        if self.sm_count == 0 && sm_count > 0 {
+            self.sm_count = sm_count;
+            self.sms = (sm_count / 4).next_multiple_of(SMS_STEP);
+        }
+    }
+
+    /// Best-effort time that a unit bears, in thousandths of the time that it can spare.
+    pub fn rate(&self) -> u64 {
+        match self.way {
+            Way::Time => self.rate,
+            // Of what cannot be limited.
+            Way::Space => RATE_START,
+        }
+    }
+
+    /// SMs on which best effort may run while a unit is open; `None` in the other way.
+    pub fn sms(&self) -> Option<u32> {
+        (self.way == Way::Space).then_some(self.sms)
+    }
+
+    /// Best-effort work of so much GPU time, whole, is let in.
+    pub fn let_in(&mut self, predicted_ns: u64) {
+        self.work_ns = self.work_ns.saturating_add(predicted_ns);
+    }
+
+    /// Half of the level: too many units were late.
+    pub fn halve(&mut self) {
+        match self.way {
+            Way::Time => self.rate = (self.rate / 2).max(RATE_MIN),
+            Way::Space => self.sms = (self.sms / 2).next_multiple_of(SMS_STEP),
+        }
+        self.known[self.way as usize].found_limit = true;
+    }
+
+    /// The next [`REVIEW_UNITS`] units are over. True if what a unit bears changed.
+    pub fn review(&mut self, now_ns: u64, verdict: Verdict) -> bool {
+        let before = (self.way, self.rate, self.sms);
+        self.is_measured = false;
+        match self.way {
+            Way::Time => self.change_rate(verdict),
+            Way::Space => self.change_sms(verdict),
+        }
+        self.reviews += 1;
+        self.compared += 1;
+        self.compare(now_ns);
+        (self.way, self.rate, self.sms) != before
+    }
+
+    fn change_rate(&mut self, verdict: Verdict) {
+        let known = &mut self.known[Way::Time as usize];
+        match verdict {
+            Verdict::Lower | Verdict::Ease => {
+                let percent = if verdict == Verdict::Lower { 60 } else { 80 };
+                self.rate = (self.rate * percent / 100).max(RATE_MIN);
+                known.found_limit = true;
+            }
+            Verdict::Keep => {}
+            Verdict::Raise => {
+                let percent = if known.found_limit { 105 } else { 125 };
+                self.rate = (self.rate * percent).div_ceil(100).min(RATE_MAX);
+            }
+        }
+    }
+
+    fn change_sms(&mut self, verdict: Verdict) {
+        let known = &mut self.known[Way::Space as usize];
+        let most = self.sm_count.saturating_sub(SMS_STEP) / SMS_STEP * SMS_STEP;
+        match verdict {
+            Verdict::Lower | Verdict::Ease => {
+                let far = verdict == Verdict::Lower && !known.found_limit;
+                let less = if far { self.sms / 4 } else { 0 };
+                let sms = self.sms.saturating_sub(less.max(SMS_STEP));
+                self.sms = (sms / SMS_STEP * SMS_STEP).max(SMS_STEP);
+                (known.found_limit, known.early) = (true, 0);
+            }
+            Verdict::Keep => known.early = 0,
+            Verdict::Raise => {
+                known.early += 1;
+                if !known.found_limit || known.early >= EARLY_REVIEWS {
+                    let step = if known.found_limit { SMS_STEP } else { 2 * SMS_STEP };
+                    self.sms = (self.sms + step).min(most).max(SMS_STEP);
+                    known.early = 0;
+                }
+            }
+        }
+    }
+
+    /// Measure the way taken once it has settled, and take the other if it is better or due for a trial.
+    fn compare(&mut self, now_ns: u64) {
+        let known = &mut self.known[self.way as usize];
+        if self.measured == 0 {
+            if !known.found_limit && self.reviews < SETTLE_REVIEWS_MAX {
+                return;
+            }
+            (self.measured, self.work_ns, self.since_ns) = (1, 0, now_ns);
+            return;
+        }
+        self.measured += 1;
+        if self.measured <= MEASURED_REVIEWS {
+            return;
+        }
+        let passed_ns = now_ns.saturating_sub(self.since_ns).max(1);
+        known.worth_permille = (self.work_ns.saturating_mul(1_000) / passed_ns).max(1);
+        self.is_measured = true;
+        let mine = known.worth_permille;
+        let other = self.known[self.other() as usize].worth_permille;
+        let is_worse = other * 100 > mine * BETTER_PERCENT;
+        let is_due = self.compared >= TRIAL_REVIEWS || other == 0;
+        self.measured = 1;
+        (self.work_ns, self.since_ns) = (0, now_ns);
+        if self.sm_count > SMS_STEP && (is_worse || is_due) {
+            if is_due {
+                self.compared = 0;
+            }
+            self.take(self.other());
+        }
+    }
+
+    /// What was found, if the last review measured a way.
+    pub fn found(&self) -> Option<String> {
+        let [time, space] = self.known.map(|known| known.worth_permille);
+        let (rate, sms) = (self.rate, self.sms);
+        self.is_measured.then(|| {
+            format!("{time} permille at a rate of {rate} permille, {space} permille on {sms} SMs")
+        })
+    }
+
+    fn other(&self) -> Way {
+        match self.way {
+            Way::Time => Way::Space,
+            Way::Space => Way::Time,
+        }
+    }
+
+    fn take(&mut self, way: Way) {
+        (self.way, self.reviews, self.measured) = (way, 0, 0);
+    }
+}
