@@ -11,6 +11,8 @@
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
 //!     cost := its predicted time; a tenth of it, if the launch is light
+//!     if each service with an open unit shares SMs, and the launch is not light and can be limited:
+//!                                                            run on the fewest SMs of those services
 //!     for each service with an open unit, unless the GPU has had no high-priority work for 2 ms:
 //!         if cost is more than is left of the allowance:     hold until that changes
 //!     for each other service that must be served strictly:
@@ -18,18 +20,23 @@
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
 //!
-//! after each 64 units of a service that were not measured alone:
-//!     if one was late:                                       rate := rate * 0.6
-//!     if all kept 0.85 of the objective:                     rate := rate * 1.25, or 1.05 once one was late
+//! after each 64 units of a service that were not measured alone (`share.rs`):
+//!     if one was late, or the service is far too busy:       level := far less
+//!     if it is busy more than four fifths of the time:       level := less
+//!     if all kept 0.85 of the objective:                     level := more, slowly once its limit was found
+//!     if the way to share was measured:                      take the one that lets more work in
 //! ```
 //!
-//! The rate says how much best-effort time a service can bear for each nanosecond that it can spare. It is low where
-//! kernels wait for each other, and high where the GPU idles within a unit because the service's CPU part takes
-//! longer. It is learned, so that nobody has to tell the two apart.
+//! There are two ways to share the GPU with an open unit, each with a level that is learned. In *time* the level is the
+//! rate: best-effort time that a unit bears for each nanosecond that it can spare. It is low where kernels wait for
+//! each other, and high where the GPU idles within a unit because the service's CPU part takes longer. In *space* the
+//! level is a number of SMs on which best effort runs beside the unit for as long as it takes; what cannot be limited
+//! to them is let in as in the other way, at three quarters of the rate. Both are learned, so that nobody has to tell
+//! what suits which service.
 //!
 //! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or is busy
-//! more than four fifths of the time, or fewer of its latest 200 units kept the objective than it asked for; then
-//! until enough do again.
+//! nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for; then until enough do
+//! again.
 //!
 //! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
 //! high-priority work is active, and best-effort clients take turns.

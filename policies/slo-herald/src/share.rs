@@ -21,8 +21,17 @@ const MEASURED_REVIEWS: u32 = 6;
 const TRIAL_REVIEWS: u32 = 96;
 /// The other way is taken if it lets in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
-/// Reviews without a late unit before more SMs are tried again, once the limit was found.
+/// Early reviews in a row before more SMs are tried again, once the limit was found; half as many before.
 const EARLY_REVIEWS: u32 = 4;
+
+fn sms_at_first(sm_count: u32) -> u32 {
+    (sm_count / 3).next_multiple_of(SMS_STEP)
+}
+
+/// On fewer a kernel would hold its program up for too long.
+fn sms_min(sm_count: u32) -> u32 {
+    (sm_count / 6).next_multiple_of(SMS_STEP)
+}
 
 /// How best effort shares the GPU with an open unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +69,9 @@ pub struct Share {
     sm_count: u32,
     rate: u64,
     sms: u32,
+    /// Numbers of SMs that were in use, a bit for each step. The first launch on a new one makes a partition, which
+    /// holds up the GPU.
+    used_sms: u64,
     known: [Known; 2],
     /// Reviews since this way was taken, and since its work is measured.
     reviews: u32,
@@ -79,7 +91,8 @@ impl Share {
             way: Way::Time,
             sm_count,
             rate: RATE_START,
-            sms: (sm_count / 4).next_multiple_of(SMS_STEP),
+            sms: sms_at_first(sm_count),
+            used_sms: 0,
             known: [Known::default(); 2],
             reviews: 0,
             measured: 0,
@@ -99,7 +112,7 @@ impl Share {
     pub fn set_sm_count(&mut self, sm_count: u32) {
         if self.sm_count == 0 && sm_count > 0 {
             self.sm_count = sm_count;
-            self.sms = (sm_count / 4).next_multiple_of(SMS_STEP);
+            self.sms = sms_at_first(sm_count);
         }
     }
 
@@ -107,8 +120,8 @@ impl Share {
     pub fn rate(&self) -> u64 {
         match self.way {
             Way::Time => self.rate,
-            // Of what cannot be limited.
-            Way::Space => RATE_START,
+            // For what cannot be limited.
+            Way::Space => self.rate * 3 / 4,
         }
     }
 
@@ -122,13 +135,15 @@ impl Share {
         self.work_ns = self.work_ns.saturating_add(predicted_ns);
     }
 
-    /// Half of the level: too many units were late.
+    /// Too many units were late: half of the time, or no SMs until the next trial.
     pub fn halve(&mut self) {
         match self.way {
-            Way::Time => self.rate = (self.rate / 2).max(RATE_MIN),
-            Way::Space => self.sms = (self.sms / 2).next_multiple_of(SMS_STEP),
+            Way::Time => {
+                self.rate = (self.rate / 2).max(RATE_MIN);
+                self.known[Way::Time as usize].found_limit = true;
+            }
+            Way::Space => self.give_up(),
         }
-        self.known[self.way as usize].found_limit = true;
     }
 
     /// The next [`REVIEW_UNITS`] units are over. True if what a unit bears changed.
@@ -164,18 +179,28 @@ impl Share {
     fn change_sms(&mut self, verdict: Verdict) {
         let known = &mut self.known[Way::Space as usize];
         let most = self.sm_count.saturating_sub(SMS_STEP) / SMS_STEP * SMS_STEP;
+        let bit = 1u64.checked_shl(self.sms / SMS_STEP).unwrap_or(0);
+        let is_new = self.used_sms & bit == 0;
+        self.used_sms |= bit;
         match verdict {
+            Verdict::Lower if is_new => {}
             Verdict::Lower | Verdict::Ease => {
                 let far = verdict == Verdict::Lower && !known.found_limit;
                 let less = if far { self.sms / 4 } else { 0 };
-                let sms = self.sms.saturating_sub(less.max(SMS_STEP));
-                self.sms = (sms / SMS_STEP * SMS_STEP).max(SMS_STEP);
+                let sms = self.sms.saturating_sub(less.max(SMS_STEP)) / SMS_STEP * SMS_STEP;
                 (known.found_limit, known.early) = (true, 0);
+                if sms < sms_min(self.sm_count) {
+                    self.give_up();
+                } else {
+                    self.sms = sms;
+                }
             }
             Verdict::Keep => known.early = 0,
             Verdict::Raise => {
                 known.early += 1;
-                if !known.found_limit || known.early >= EARLY_REVIEWS {
+                // A new number may make a unit late, and few may be.
+                let early = if known.found_limit { EARLY_REVIEWS } else { EARLY_REVIEWS / 2 };
+                if known.early >= early {
                     let step = if known.found_limit { SMS_STEP } else { 2 * SMS_STEP };
                     self.sms = (self.sms + step).min(most).max(SMS_STEP);
                     known.early = 0;
@@ -216,10 +241,10 @@ impl Share {
     }
 
     /// What was found, if the last review measured a way.
-    pub fn found(&self) -> Option<String> {
+    pub fn found(&mut self) -> Option<String> {
         let [time, space] = self.known.map(|known| known.worth_permille);
         let (rate, sms) = (self.rate, self.sms);
-        self.is_measured.then(|| {
+        std::mem::take(&mut self.is_measured).then(|| {
             format!("{time} permille at a rate of {rate} permille, {space} permille on {sms} SMs")
         })
     }
@@ -229,6 +254,14 @@ impl Share {
             Way::Time => Way::Space,
             Way::Space => Way::Time,
         }
+    }
+
+    /// Space is of no use before the next trial.
+    fn give_up(&mut self) {
+        self.known[Way::Space as usize].worth_permille = 1;
+        self.sms = sms_at_first(self.sm_count);
+        self.compared = 0;
+        self.take(Way::Time);
     }
 
     fn take(&mut self, way: Way) {

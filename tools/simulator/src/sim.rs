@@ -229,7 +229,9 @@ impl<'a> Sim<'a> {
                     offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
                 }
                 let partition = self.setup.sharing == SharingMode::Mps && lane == LOW;
-                if partition && self.setup.transformable != Transformable::None {
+                // Blocks that fit the GPU at once may wait for each other.
+                let fits = k.blocks() <= u64::from(k.blocks_per_sm()) * u64::from(SMS);
+                if partition && !fits && self.setup.transformable != Transformable::None {
                     offered |= forms_offered::SM_LIMITED;
                 }
                 let key =

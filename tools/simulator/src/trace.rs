@@ -102,6 +102,14 @@ impl Kernel {
     pub fn threads(&self) -> u32 {
         self.block.iter().fold(1u32, |all, &n| all.saturating_mul(n))
     }
+
+    /// Blocks that an SM of compute capability 9.0 holds at once, at least one.
+    pub fn blocks_per_sm(&self) -> u32 {
+        let threads = self.threads().max(1).next_multiple_of(32);
+        let by_registers = 65_536 / threads.saturating_mul(self.regs.next_multiple_of(8)).max(1);
+        let by_shared = 227 * 1024 / self.smem.saturating_add(1024);
+        (2048 / threads).min(by_registers).min(by_shared).clamp(1, 32)
+    }
 }
 
 /// One iteration of a program.
