@@ -36,7 +36,7 @@ const TRIES_SAVED_MAX: u32 = 8;
 /// Of what is saved, whichever policy saves it.
 pub const FORMAT: &str = "tally-forms";
 /// Rises when what is saved changes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Why a form was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,22 +204,23 @@ impl Forms {
         self.long_whole_gauge.set(self.long_whole as i64);
     }
 
-    /// Write down what was measured: the settings, tries saved up, kernels told of, and the
+    /// Write down what was measured: the settings, tries saved up, kernels told of, the policy's own lines, and the
     /// entries, the one used last first.
-    pub fn snapshot(&self) -> Saved {
+    pub fn snapshot(&self, own: &str) -> Saved {
         let mut out = Writer::new(FORMAT, VERSION);
         out.put(&self.measured_under);
         out.put(&self.tries.credit());
         out.put(&self.told);
+        out.put(&own.to_owned());
         out.pairs(self.kernels.latest(KEPT_MAX));
         out.finish()
     }
 
-    /// Go on from that. Nothing changes if it is refused.
-    pub fn restore(&mut self, from: &Saved) -> Result<(), String> {
+    /// Go on from that; the lines of the policy that wrote it. Nothing changes if it is refused.
+    pub fn restore(&mut self, from: &Saved) -> Result<String, String> {
         let mut from = Reader::new(from, FORMAT, VERSION)?;
         let same_settings = from.get::<String>()? == self.measured_under;
-        let (credit, told) = (from.get()?, from.get::<u32>()?);
+        let (credit, told, own) = (from.get()?, from.get::<u32>()?, from.get()?);
         for (kernel, mut entry) in from.pairs::<KernelId, Entry>()?.into_iter().rev() {
             entry.ask_in = entry.ask_in.min(ASK_AGAIN_LAUNCHES - 1);
             if !same_settings {
@@ -230,7 +231,7 @@ impl Forms {
         self.tries.put(credit);
         self.told = told.min(TOLD_MAX);
         self.show();
-        Ok(())
+        Ok(own)
     }
 
     /// Long kernels that are known.

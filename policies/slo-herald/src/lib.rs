@@ -92,6 +92,8 @@ pub struct Herald {
     settings: Settings,
     time_sliced: bool,
     services: Vec<Service>,
+    /// What was saved of services that have not joined since.
+    remembered: Vec<String>,
     clients: Clients,
     turns: Turns,
     forms: Forms,
@@ -117,6 +119,7 @@ impl Policy for Herald {
             settings,
             time_sliced: false,
             services: Vec::new(),
+            remembered: Vec::new(),
             clients: Clients::default(),
             turns: Turns::new(settings.turn_ns),
             forms: Forms::new(&settings.forms, in_force),
@@ -232,6 +235,7 @@ impl Membership for Herald {
         if client.class == PriorityClass::High {
             let mut service = Service::new(client.id, self.sm_count);
             service.ask();
+            self.remembered.retain(|line| !service.remember(line));
             self.services.push(service);
         }
         self.changed();
@@ -352,14 +356,17 @@ impl Herald {
     }
 }
 
-/// What outlives a reload is what was measured of kernels, from and for `tally-priority` too.
+/// What was measured of kernels outlives a reload, from and for `tally-priority` too, and what was learned of services.
 impl Stateful for Herald {
     fn snapshot(&self) -> Saved {
-        self.forms.snapshot()
+        let services: Vec<String> = self.services.iter().map(Service::saved).collect();
+        self.forms.snapshot(&services.join("\n"))
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.forms.restore(from)
+        let own = self.forms.restore(from)?;
+        self.remembered = own.lines().map(str::to_owned).collect();
+        Ok(())
     }
 }
 

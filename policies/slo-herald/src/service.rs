@@ -114,6 +114,26 @@ impl Service {
         self.set_slo(objective.map_or(NEVER, |objective| objective.slo_ns));
     }
 
+    /// What was learned, as a line: client, objective, what its units take alone, and the levels.
+    pub fn saved(&self) -> String {
+        format!("{} {} {} {}", self.client, self.slo_ns, self.alone_p95_ns, self.share.saved())
+    }
+
+    /// Go on from such a line, if it is of this client. True if it is; what no longer applies is dropped.
+    pub fn remember(&mut self, line: &str) -> bool {
+        let numbers: Option<Vec<u64>> = line.split(' ').map(|word| word.parse().ok()).collect();
+        let Some([client, slo_ns, alone_p95_ns, share @ ..]) = numbers.as_deref() else {
+            return false;
+        };
+        if *client != u64::from(self.client) {
+            return false;
+        }
+        if *slo_ns == self.slo_ns && *alone_p95_ns > 0 && self.share.remember(share) {
+            (0..ALONE_UNITS_MIN).for_each(|_| self.measured_alone(*alone_p95_ns));
+        }
+        true
+    }
+
     /// Units that ended.
     pub fn units(&self) -> u64 {
         self.units

@@ -108,6 +108,46 @@ impl Share {
         *self = Share::new(self.sm_count);
     }
 
+    /// The levels and what was found of them, as numbers.
+    pub fn saved(&self) -> String {
+        let [time, space] = self.known;
+        let numbers = [
+            self.way as u64,
+            self.sm_count.into(),
+            self.rate,
+            self.sms.into(),
+            self.used_sms,
+            time.found_limit.into(),
+            time.worth_permille,
+            space.found_limit.into(),
+            space.worth_permille,
+        ];
+        numbers.map(|number| number.to_string()).join(" ")
+    }
+
+    /// Go on from those numbers. False, and nothing changes, if they are none.
+    pub fn remember(&mut self, numbers: &[u64]) -> bool {
+        let [way, sm_count, rate, sms, used_sms, found_time, time, found_space, space] = *numbers
+        else {
+            return false;
+        };
+        let (Ok(sm_count), Ok(sms)) = (u32::try_from(sm_count), u32::try_from(sms)) else {
+            return false;
+        };
+        let known =
+            |found: u64, worth_permille| Known { found_limit: found > 0, early: 0, worth_permille };
+        let is_space = way == Way::Space as u64 && (1..sm_count).contains(&sms);
+        *self = Share {
+            way: if is_space { Way::Space } else { Way::Time },
+            rate: rate.clamp(RATE_MIN, RATE_MAX),
+            sms: if sms < sm_count { sms } else { sms_at_first(sm_count) },
+            used_sms,
+            known: [known(found_time, time), known(found_space, space)],
+            ..Share::new(sm_count)
+        };
+        true
+    }
+
     /// The GPU's SMs are known now.
     pub fn set_sm_count(&mut self, sm_count: u32) {
         if self.sm_count == 0 && sm_count > 0 {

@@ -241,6 +241,34 @@ fn late_units_take_sms_back() {
 }
 
 #[test]
+fn what_was_learned_of_a_service_outlives_a_reload() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    reviews(&mut b, 31, 300);
+    let before = (b.allowance_ns(), b.policy.services[0].share.sms());
+    assert!(before.0.is_some() && before.1.is_some(), "{before:?}");
+    let saved = b.policy.snapshot();
+    let loaded = |slo_ns| {
+        set_services(vec![(WEB, testing::service(Some(slo_ns)))]);
+        let mut policy = Herald::init("").unwrap();
+        policy.restore(&saved).unwrap();
+        policy.joined(1, &client(WEB, PriorityClass::High));
+        (policy.services[0].allowance_ns(), policy.services[0].share.sms())
+    };
+    assert_eq!(loaded(3 * MS), before);
+    assert_eq!(loaded(4 * MS), (None, None), "another objective");
+    // Nothing that others could have written breaks it.
+    for own in
+        ["", "1", "1 2 3", "x y", "1 3000000 1 1 9 9 9 9 9 9 9 9", "7 3000000 5 1 1 1 1 1 1 1 1 1"]
+    {
+        let mut policy = Herald::init("").unwrap();
+        policy.restore(&policy.forms.snapshot(own)).unwrap();
+        policy.joined(1, &client(WEB, PriorityClass::High));
+        assert_eq!(policy.services[0].allowance_ns(), None, "{own}");
+    }
+}
+
+#[test]
 fn another_objective_starts_anew() {
     let mut b = Bench::new(3 * MS);
     b.units(100, 4 * MS);

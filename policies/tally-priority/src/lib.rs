@@ -165,11 +165,11 @@ impl Priority {
 /// outlives a reload is what was measured of kernels.
 impl Stateful for Priority {
     fn snapshot(&self) -> Saved {
-        self.forms.snapshot()
+        self.forms.snapshot("")
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.forms.restore(from)
+        self.forms.restore(from).map(drop)
     }
 }
 
