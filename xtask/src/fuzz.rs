@@ -66,7 +66,7 @@ const fn target(name: &'static str, package: Package) -> Target {
     Target { name, package, more_inputs: None }
 }
 
-const TARGETS: [Target; 12] = [
+const TARGETS: [Target; 13] = [
     target("admin", Package::Daemon),
     target("component", Package::Own),
     target("config", Package::Daemon),
@@ -75,6 +75,7 @@ const TARGETS: [Target; 12] = [
     target("disk-cache", Package::Own),
     target("dispatch", Package::Daemon),
     target("fatbin", Package::Kernels),
+    target("marks", Package::Daemon),
     target("profiles", Package::Daemon),
     Target { more_inputs: Some("core/rewriter/tests/corpus"), ..target("ptx", Package::Kernels) },
     target("registration", Package::Daemon),

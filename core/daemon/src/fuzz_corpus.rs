@@ -6,6 +6,8 @@ mod admin;
 mod config;
 #[path = "../../../tests/fuzz/bodies/dispatch.rs"]
 mod dispatch;
+#[path = "../../../tests/fuzz/bodies/marks.rs"]
+mod marks;
 #[path = "../../../tests/fuzz/bodies/peer.rs"]
 mod peer;
 #[path = "../../../tests/fuzz/bodies/profiles.rs"]
@@ -39,6 +41,7 @@ fn the_committed_corpora_pass() {
     all("admin", admin::admin);
     all("config", config::config);
     all("dispatch", dispatch::dispatch);
+    all("marks", marks::marks);
     all("profiles", profiles::profiles);
     all("registration", registration::registration);
 }

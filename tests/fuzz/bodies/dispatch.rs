@@ -163,7 +163,7 @@ impl World {
         };
         let script = Arc::new(Script::default());
         script.mode.store(u64::from(mode % 10), Relaxed);
-        let subscribes = u32::from(setup >> 2 & 3);
+        let subscribes = u32::from(setup >> 2 & 3 | setup >> 3 & 4);
         let harness = Harness::new(settings, policy(&script, subscribes)).unwrap();
         let mut shares = KernelShares::new(64);
         let class = if setup & 16 != 0 { Class::High } else { Class::BestEffort };
@@ -297,11 +297,13 @@ impl World {
         }
         let asked: u64 = calls.decides.values().sum();
         assert!(asked <= DECISIONS_MAX_ALL, "the policy was asked {asked} times");
-        // Each end, two changes of activity a client, timers, and who came or left.
+        // Each end, two changes of activity and of marked requests a client, timers, and who came or left. A policy
+        // that takes over hears of all requests that are open.
         let clients = before.len() as u64 + REQUESTS_IN_A_TURN as u64;
         let events = ended_all
             + share.completions as u64 * REQUESTS_IN_A_TURN as u64
-            + 4 * clients
+            + 6 * clients
+            + REQUESTS_IN_A_TURN as u64 * clients
             + TIMERS_MAX as u64;
         assert!(calls.events <= events, "{} events in one pass, at most {events}", calls.events);
     }
@@ -349,7 +351,7 @@ impl World {
                 self.send(Control::Measure { next, cut: more & 2 != 0, done });
             }
             _ => {
-                let policy = policy(&self.script, self.subscribes ^ u32::from(more & 3));
+                let policy = policy(&self.script, self.subscribes ^ u32::from(more & 7));
                 let (done, _) = oneshot::channel();
                 self.send(Control::SetPolicy { policy, generation: more.into(), done });
             }
@@ -363,7 +365,8 @@ pub fn dispatch(data: &[u8]) {
     let mut bytes = Bytes(data);
     let mut world = World::new(bytes.u8(), bytes.u8());
     while !bytes.0.is_empty() {
-        match bytes.u8() % 16 {
+        let what = bytes.u8();
+        match what % 16 {
             0 => {
                 world.now_ns += 1 + (u64::from(bytes.u16()) << (bytes.u8() % 16));
                 world.turn();
@@ -397,6 +400,12 @@ pub fn dispatch(data: &[u8]) {
             }
             8 => world.control(bytes.u8(), bytes.u8()),
             9 => world.script.mode.store(u64::from(bytes.u8() % 10), Relaxed),
+            15 if what & 128 != 0 => {
+                let who = usize::from(bytes.u8());
+                if let Some(client) = world.others.get(who % world.others.len().max(1)) {
+                    hostile::mark(client, world.now_ns, &mut bytes);
+                }
+            }
             _ => hostile::act(&mut world.others, world.now_ns, &mut bytes),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::{KERNEL_SLOTS, RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS};
 use tally_ipc::map::Mapped;
+use tally_ipc::marks::{Kind, MARK_SLOTS, OPEN_MARKS_MAX, Stated, What};
 use tally_ipc::ring::{self, Request};
 use tally_ipc::{ClientRegion, CoreRegion};
 
@@ -176,6 +177,75 @@ fn write(c: &mut Client, bytes: &mut Bytes<'_>, now_ns: u64) {
         29 => counters(r).iter().for_each(|word| word.store(value, SeqCst)),
         30 => r.magic.store(value, SeqCst),
         _ => c.ticket = value.min(u64::MAX - 1),
+    }
+}
+
+/// Kind and age of a unit, or any word.
+fn what(bytes: &mut Bytes<'_>, now_ns: u64) -> u64 {
+    let age_us = match bytes.u8() {
+        0 => None,
+        1 => Some(bytes.value(now_ns, 0)),
+        2 => return bytes.value(now_ns, 0),
+        age => Some(u64::from(age) << (age % 32)),
+    };
+    let kind = [Kind::Request, Kind::Token, Kind::Prefill][usize::from(bytes.u8() % 3)];
+    What { kind, age_us }.pack()
+}
+
+/// Something that a hostile client does to what it marks.
+pub fn mark(c: &Client, now_ns: u64, bytes: &mut Bytes<'_>) {
+    let (marks, read) = (&c.region.marks, c.core.marks_read.load(SeqCst));
+    let next = marks.next.load(SeqCst);
+    let (which, at) = (bytes.u8(), usize::from(bytes.u16()));
+    let (open, slot) = (&marks.open[at % OPEN_MARKS_MAX], &marks.ring[at % MARK_SLOTS]);
+    let mut time = |ticket: u64| bytes.value(now_ns, ticket);
+    match which % 20 {
+        // Units as the protocol has them, with any times; beyond the room that there is as well.
+        0..=3 => {
+            let count = at % 64 << (which % 4);
+            let (began_ns, ended_ns) = (time(next), time(next));
+            let unit = Stated { began_ns, ended_ns, what: what(bytes, now_ns) };
+            let read = if which & 64 == 0 { read } else { next };
+            (0..count).for_each(|_| _ = marks.publish(read, unit));
+        }
+        4 => marks.begin(at % (OPEN_MARKS_MAX + 1), time(next), what(bytes, now_ns)),
+        5 => marks.free(at % (OPEN_MARKS_MAX + 1)),
+        // Slots that are taken and not published.
+        6 => marks.next.store(next.wrapping_add(at as u64), SeqCst),
+        7 => marks.next.store(time(read), SeqCst),
+        8 => marks.changes.store(time(read), SeqCst),
+        9 => marks.dropped.store(time(read), SeqCst),
+        10 => open.began_ns.store(time(read), SeqCst),
+        11 => open.what.store(what(bytes, now_ns), SeqCst),
+        12 => slot.sequence.store(time(read), SeqCst),
+        13 => slot.began_ns.store(time(read), SeqCst),
+        14 => slot.ended_ns.store(time(read), SeqCst),
+        15 => slot.what.store(what(bytes, now_ns), SeqCst),
+        16 => {
+            let sequence = time(read);
+            marks.ring.iter().for_each(|slot| slot.sequence.store(sequence, SeqCst));
+        }
+        // Each slot leads so far, from where the core is or from anywhere.
+        17 => {
+            let step = at as u64;
+            let first = time(read);
+            for (n, slot) in (0..).zip(&marks.ring) {
+                slot.sequence.store(first.wrapping_add(step.wrapping_mul(n)), SeqCst);
+            }
+        }
+        18 => {
+            let (began_ns, ended_ns) = (time(read), time(read));
+            let what = what(bytes, now_ns);
+            for slot in &marks.ring {
+                slot.began_ns.store(began_ns, SeqCst);
+                slot.ended_ns.store(ended_ns, SeqCst);
+                slot.what.store(what, SeqCst);
+            }
+        }
+        _ => {
+            let (began_ns, what) = (time(read), what(bytes, now_ns));
+            (0..OPEN_MARKS_MAX).for_each(|place| marks.begin(place, began_ns, what));
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The policy of the target `dispatch`: it does what a script says, and counts how often it is asked.
+//! The policy of the targets `dispatch` and `marks`: it does what a script says, and counts how often it is asked.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -20,6 +20,8 @@ pub struct Script {
 pub struct Calls {
     pub decides: BTreeMap<u32, u64>,
     pub events: u64,
+    /// Those about units of work.
+    pub units: Vec<Event>,
 }
 
 struct Scripted {
@@ -79,7 +81,12 @@ impl Policy for Scripted {
     }
 
     fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
-        self.script.calls.lock().unwrap().events += 1;
+        let mut calls = self.script.calls.lock().unwrap();
+        calls.events += 1;
+        if event.kind() == Subscriptions::UNITS {
+            calls.units.push(event.clone());
+        }
+        drop(calls);
         if let (Event::Joined(client), 8) = (event, self.script.mode.load(Relaxed)) {
             let client = client.id;
             context.commands.push(Command::SetAutoYield { client, enabled: true, idle_ns: 5 });
@@ -88,8 +95,9 @@ impl Policy for Scripted {
     }
 }
 
+/// Bits of `subscribes`: activity, completions, units of work.
 pub fn policy(script: &Arc<Script>, subscribes: u32) -> Loaded {
-    let all = [Subscriptions::ACTIVITY, Subscriptions::COMPLETIONS];
+    let all = [Subscriptions::ACTIVITY, Subscriptions::COMPLETIONS, Subscriptions::UNITS];
     let chosen = all.into_iter().enumerate().filter(|(bit, _)| subscribes >> bit & 1 != 0);
     let always = Subscriptions::MEMBERSHIP.and(Subscriptions::TIMER);
     let subscribes = chosen.fold(always, |all, (_, one)| all.and(one));

@@ -2,8 +2,10 @@
 //! whatever time it is told.
 
 use super::control::{self, Control, ControlSender, Notice};
+use super::marks::MarkNumbers;
 use super::park::Parker;
 use super::profile_cache::ProfileCache;
+use super::service::ServiceNumbers;
 use super::{Dispatch, NOTICES_MAX, REQUESTS_MAX, Settings, Turn};
 use crate::loader::Loaded;
 use tally_decision_log::Recorder;
@@ -65,6 +67,17 @@ impl Harness {
     pub fn stats(&self, client: u32) -> Option<(ClientStats, ClientState)> {
         let engine = &self.dispatch.engine;
         Some((engine.client_stats(client)?, engine.client_state(client)?))
+    }
+
+    /// A high-priority client's requests, and what it marked, as the status says them at this time.
+    pub fn service(
+        &self,
+        client: u32,
+        now_ns: u64,
+    ) -> Option<(ServiceNumbers, Option<MarkNumbers>)> {
+        let client = self.dispatch.clients.iter().find(|c| c.id() == client)?;
+        let (service, marks) = (client.service.as_ref()?, client.marks.as_ref()?);
+        Some((service.numbers(), marks.numbers(now_ns)))
     }
 
     /// The engine's counts about the policy.

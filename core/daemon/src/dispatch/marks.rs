@@ -124,7 +124,9 @@ pub struct Marks {
     is_first: bool,
     tokens: Option<Box<Times>>,
     prefills: Option<Box<Times>>,
+    /// The client's count of dropped units when it registered, and how far it has been above that.
     dropped_before: u64,
+    dropped: u64,
     wrong: u64,
     shortened: u64,
 }
@@ -151,6 +153,7 @@ impl Marks {
             tokens: None,
             prefills: None,
             dropped_before: from.dropped.load(Relaxed),
+            dropped: 0,
             wrong: 0,
             shortened: 0,
         }
@@ -166,6 +169,9 @@ impl Marks {
             self.changes = changes;
             self.look_at_open(now_ns, from);
         }
+        // The client may also write less: what was counted stays.
+        let dropped = from.dropped.load(Relaxed).saturating_sub(self.dropped_before);
+        self.dropped = self.dropped.max(dropped);
         self.has_more = from.next.load(Acquire) != self.next && self.take(now_ns, from);
         if read.load(Relaxed) != self.next {
             read.store(self.next, Release);
@@ -249,8 +255,10 @@ impl Marks {
         let stated_ns = began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000));
         let came_ns = stated_ns.max(self.registered_ns);
         self.shortened += u64::from(came_ns != stated_ns);
-        let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns));
-        Some(Unit { kind, came_ns, ns: ended_ns.saturating_sub(came_ns), queued_ns })
+        let most_ns = now_ns.saturating_sub(self.registered_ns);
+        let ns = ended_ns.saturating_sub(came_ns).min(most_ns);
+        let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns).min(ns));
+        Some(Unit { kind, came_ns, ns, queued_ns })
     }
 
     /// Whether there was more than the last pass took.
@@ -301,17 +309,16 @@ impl Marks {
         &self.open
     }
 
-    /// All figures; `None` if nothing was marked.
-    pub fn numbers(&self, now_ns: u64, from: &theirs::Marks) -> Option<MarkNumbers> {
-        let dropped = from.dropped.load(Relaxed).saturating_sub(self.dropped_before);
+    /// All figures, as of the last pass; `None` if nothing was marked.
+    pub fn numbers(&self, now_ns: u64) -> Option<MarkNumbers> {
         let numbers = |times: &Option<Box<Times>>| times.as_ref().map(|times| times.numbers());
-        (self.has_any || dropped > 0).then(|| MarkNumbers {
+        (self.has_any || self.dropped > 0).then(|| MarkNumbers {
             has_requests: self.has_requests,
             open: self.open.len() as u64,
             oldest_ns: self.oldest_open_ns().map_or(0, |came| now_ns.saturating_sub(came)),
             tokens: numbers(&self.tokens).unwrap_or_default(),
             prefills: numbers(&self.prefills).unwrap_or_default(),
-            dropped,
+            dropped: self.dropped,
             wrong: self.wrong,
             shortened: self.shortened,
         })

@@ -138,7 +138,7 @@ impl ClientNumbers {
             oddities: client.oddities,
             standstills: client.standstills(),
             service: client.service.as_ref().map(|service| service.numbers()),
-            marks: marks.and_then(|marks| marks.numbers(read_ns, &region.marks)),
+            marks: marks.and_then(|marks| marks.numbers(read_ns)),
         }
     }
 }

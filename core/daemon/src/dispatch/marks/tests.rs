@@ -43,7 +43,7 @@ impl Client {
     }
 
     fn numbers(&self, now_ns: u64) -> MarkNumbers {
-        self.marks.numbers(now_ns, &self.region.marks).unwrap_or_default()
+        self.marks.numbers(now_ns).unwrap_or_default()
     }
 }
 
@@ -56,7 +56,7 @@ fn is_about(ns: u64, expected_ns: u64) -> bool {
 fn requests_are_marked_ones_from_the_first_that_begins() {
     let mut client = Client::new();
     assert!(!client.read(START + MS) && !client.marks.has_requests());
-    assert_eq!(client.marks.numbers(START + MS, &client.region.marks), None);
+    assert_eq!(client.marks.numbers(START + MS), None);
     let what = What { kind: Kind::Request, age_us: Some(500) }.pack();
     client.region.marks.begin(9, START + 2 * MS, what);
     client.read(START + 3 * MS);
@@ -123,6 +123,30 @@ fn lies_are_ignored_or_bounded_by_the_time_since_registration() {
     client.read(now);
     let open = client.marks.open_since_ns();
     assert!(open.len() == 2 && open.iter().all(|came| (START..=now).contains(came)), "{open:?}");
+}
+
+/// An end may be a little in the future, because a pass has one time.
+#[test]
+fn a_unit_is_no_longer_than_its_client_has_been_registered() {
+    let mut client = Client::new();
+    let now = START + MS;
+    client.request(START, now + AHEAD_NS_MAX);
+    client.ended(Kind::Request, Some(1), now + AHEAD_NS_MAX / 2, now + AHEAD_NS_MAX);
+    client.ended(Kind::Token, None, START, now + AHEAD_NS_MAX);
+    client.read(now);
+    let (requests, longest_ns, _) = client.sampled();
+    assert!(requests == 2 && is_about(longest_ns, MS), "{requests} of {longest_ns}");
+    assert!(is_about(client.numbers(now).tokens.p99_ns, MS), "{:?}", client.numbers(now));
+}
+
+#[test]
+fn dropped_units_stay_counted() {
+    let mut client = Client::new();
+    for (said, counted) in [(3, 3), (1, 3), (0, 3), (4, 4)] {
+        client.region.marks.dropped.store(said, Relaxed);
+        client.read(START + MS);
+        assert_eq!(client.numbers(START + MS).dropped, counted);
+    }
 }
 
 #[test]
