@@ -1,21 +1,28 @@
 #!/usr/bin/env bash
 # Runs fuzz targets on a machine without Rust: `cargo xtask fuzz --bundle DIR` puts this beside `bin/` and `corpus/`.
 #
-#   run.sh SECONDS [OUT] [TARGET...]
+#   run.sh [-j CPUS] SECONDS [OUT] [TARGET...]
 #
-# All targets (or those named) at once, as many processes of each as there are CPUs to share; at least one. OUT (default:
-# ./fuzz-out) gets the grown corpora, the inputs of findings (`artifacts/TARGET`), logs, and `summary.jsonl`, one line for
-# each target, which is also printed. Status: 0 without findings, 1 with some, 2 if something did not run.
+# All targets (or those named) for SECONDS each, CPUS processes at once (default: as many as there are CPUs). Each target
+# has its part of them, which share its corpus, and at least one; with fewer CPUs than targets, some run after others.
+# OUT (default: ./fuzz-out) gets the grown corpora, which a later run goes on with, the inputs of findings
+# (`artifacts/TARGET`), logs, and `summary.jsonl`, one line for each target, which is also printed. Status: 0 without
+# findings, 1 with some, 2 if something did not run.
 set -u
 
+cpus=$(nproc)
+if [ "${1-}" = -j ]; then
+    cpus=${2:?-j needs a number of CPUs}
+    shift 2
+fi
+
 here=$(cd "$(dirname "$0")" && pwd)
-seconds=${1:?usage: run.sh SECONDS [OUT] [TARGET...]}
+seconds=${1:?usage: run.sh [-j CPUS] SECONDS [OUT] [TARGET...]}
 out=${2:-fuzz-out}
 [ $# -ge 2 ] && shift 2 || shift $#
 if [ $# -gt 0 ]; then targets=("$@"); else targets=($(ls "$here/bin" | sed 's/\.gz$//')); fi
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
-cpus=$(nproc)
 each=$((cpus / ${#targets[@]}))
 more=$((cpus % ${#targets[@]}))
 [ "$each" -ge 1 ] || { each=1; more=0; }
@@ -37,7 +44,10 @@ for target in "${targets[@]}"; do
     cp "$here/corpus/$target"/* "$out/corpus/$target/" || exit 2
     rm -f "$out/log/$target".*
     processes=$((each + (n < more)))
-    for i in $(seq "$processes"); do one "$target" "$out/log/$target.$i" & done
+    for i in $(seq "$processes"); do
+        [ "$(jobs -rp | wc -l)" -lt "$cpus" ] || wait -n
+        one "$target" "$out/log/$target.$i" &
+    done
     n=$((n + 1))
 done
 wait

@@ -297,7 +297,10 @@ impl World {
             + more("tokens", marks.tokens.count, before.tokens.count)
             + more("prefills", marks.prefills.count, before.prefills.count)
             + more("wrong units", marks.wrong, before.wrong);
-        assert!(read <= PASS_MARKS_CLIENT_MAX as u64, "client {id}: {read} units in one pass");
+        assert!(
+            read <= PASS_MARKS_CLIENT_MAX as u64,
+            "client {id}: {read} units in one pass: {after:?}, before {before:?}"
+        );
         if self.is_measuring {
             self.sampled += marked;
         }

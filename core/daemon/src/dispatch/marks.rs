@@ -312,7 +312,7 @@ impl Marks {
     /// All figures, as of the last pass; `None` if nothing was marked.
     pub fn numbers(&self, now_ns: u64) -> Option<MarkNumbers> {
         let numbers = |times: &Option<Box<Times>>| times.as_ref().map(|times| times.numbers());
-        (self.has_any || self.dropped > 0).then(|| MarkNumbers {
+        (self.has_any || self.dropped > 0 || self.wrong > 0).then(|| MarkNumbers {
             has_requests: self.has_requests,
             open: self.open.len() as u64,
             oldest_ns: self.oldest_open_ns().map_or(0, |came| now_ns.saturating_sub(came)),
