@@ -6,8 +6,9 @@
 //! receives no descriptor ([`tally_ipc::frame::peek`]) and closes no connection that may hold one
 //! ([`crate::control::connection`]).
 //!
-//! Each user, and each container, has [`USER_MAX`] threads at most. Once these hang its connections take no descriptors
-//! any more, so that it keeps out only itself.
+//! Sockets that linger are closed without waiting ([`tally_ipc::linger`]), where the system lets the core do that. What
+//! hangs nevertheless hangs here: each user, and each container, has [`USER_MAX`] threads at most. Once these hang its
+//! connections take no descriptors any more, so that it keeps out only itself.
 
 use crate::quota::User;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tally_ipc::linger;
 use tokio::sync::oneshot;
 
 /// Threads that one user keeps busy.
@@ -216,14 +218,14 @@ impl Helper {
 
     /// Drop something that may hang.
     pub fn close(&self, what: impl Send + 'static) {
-        self.run(Box::new(move || drop(what)));
+        self.run(Box::new(move || linger::without(|| drop(what))));
     }
 
     /// Drop something that may hang, and wait until it is gone.
     pub async fn closed(&self, what: impl Send + 'static) {
         let (done, is_done) = oneshot::channel();
         self.run(Box::new(move || {
-            drop(what);
+            linger::without(|| drop(what));
             let _ = done.send(());
         }));
         // An error means that dropping it panicked: gone, too.
@@ -240,7 +242,8 @@ impl Helper {
 pub fn let_go(fd: OwnedFd) {
     // Fails for what is no socket.
     let _ = rustix::net::sockopt::set_socket_linger(&fd, None);
-    drop(fd);
+    // It may hold others.
+    linger::without(|| drop(fd));
 }
 
 /// A descriptor that a peer sent. A helper thread closes it.

@@ -162,23 +162,93 @@ fn descriptors_whose_close_waits_hold_up_nobody_else() {
     hang_in_every_way(core(""), bars_descriptors());
 }
 
-/// As before Linux 6.16: the helper threads close every connection.
-#[test]
-fn without_a_way_to_refuse_descriptors_those_that_hang_hold_up_nobody_else() {
-    const OLD: &str = "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <errno.h>\n#include <sys/socket.h>\n\
-        int setsockopt(int s, int l, int o, const void *v, socklen_t n) {\n\
-        static int (*real)(int, int, int, const void *, socklen_t);\n\
-        if (l == SOL_SOCKET && o == 83) { errno = ENOPROTOOPT; return -1; }\n\
-        if (!real) real = dlsym(RTLD_NEXT, \"setsockopt\");\n\
-        return real(s, l, o, v, n); }\n";
-    let (dir, mut command) = command("");
-    let (source, library) = (dir.path().join("old.c"), dir.path().join("old.so"));
-    std::fs::write(&source, OLD).unwrap();
+/// What a system may lack: sockets that take no descriptors, and tables of descriptors of a thread's own.
+const OLDER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/socket.h>
+#ifdef NO_RIGHTS
+int setsockopt(int s, int l, int o, const void *v, socklen_t n) {
+    static int (*real)(int, int, int, const void *, socklen_t);
+    if (l == SOL_SOCKET && o == 83) { errno = ENOPROTOOPT; return -1; }
+    if (!real) real = dlsym(RTLD_NEXT, "setsockopt");
+    return real(s, l, o, v, n);
+}
+#endif
+#ifdef NO_TABLES
+int unshare(int flags) { errno = EPERM; return -1; }
+#endif
+"#;
+
+fn core_without(lacks: &[&str], config: &str) -> Core {
+    let (dir, mut command) = command(config);
+    let (source, library) = (dir.path().join("older.c"), dir.path().join("older.so"));
+    std::fs::write(&source, OLDER).unwrap();
     let mut cc = std::process::Command::new("cc");
+    cc.args(lacks.iter().map(|what| format!("-DNO_{what}")));
     cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
     assert!(cc.status().unwrap().success());
     command.env("LD_PRELOAD", library);
-    hang_in_every_way(Core::run(dir, command), false);
+    Core::run(dir, command)
+}
+
+/// As before Linux 6.16: the helper threads close every connection.
+#[test]
+fn without_a_way_to_refuse_descriptors_those_that_hang_hold_up_nobody_else() {
+    hang_in_every_way(core_without(&["RIGHTS"], ""), false);
+}
+
+#[test]
+fn without_a_way_to_close_them_at_once_descriptors_hold_up_nobody_else() {
+    hang_in_every_way(core_without(&["RIGHTS", "TABLES"], ""), false);
+}
+
+/// Sends `argv[2]` descriptors whose close lingers, each with a connection that is refused, or given up later.
+const LINGERS: &str = r#"
+import array,resource,signal,socket,struct,sys,time
+hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE,(hard,hard))
+signal.signal(signal.SIGALRM,lambda *_: None)
+kept=[]
+listener=socket.socket(); listener.setsockopt(socket.SOL_SOCKET,socket.SO_RCVBUF,2048)
+listener.bind(('127.0.0.1',0)); listener.listen()
+def lingering():
+    here=socket.socket(); here.setsockopt(socket.SOL_SOCKET,socket.SO_SNDBUF,4096)
+    here.connect(listener.getsockname()); kept.append(listener.accept()[0])
+    here.setblocking(False)
+    try:
+        while True: here.send(bytes(1<<12))
+    except BlockingIOError: pass
+    here.setsockopt(socket.SOL_SOCKET,socket.SO_LINGER,struct.pack('ii',1,600))
+    return here
+sent=0
+while sent<int(sys.argv[2]):
+    here=lingering()
+    s=socket.socket(socket.AF_UNIX); s.settimeout(20); s.connect(sys.argv[1])
+    try: s.sendmsg([b'x'],[(socket.SOL_SOCKET,socket.SCM_RIGHTS,array.array('i',[here.fileno()]))]); sent+=1
+    except (BrokenPipeError,ConnectionResetError): here.setsockopt(socket.SOL_SOCKET,socket.SO_LINGER,struct.pack('ii',0,0))
+    # If the core was faster it is this process that would wait.
+    signal.setitimer(signal.ITIMER_REAL,0.2); here.close(); signal.setitimer(signal.ITIMER_REAL,0)
+print(sent,flush=True)
+time.sleep(120)
+"#;
+
+/// More than the core keeps of those that it cannot close, before Linux 6.16.
+#[test]
+fn descriptors_that_linger_are_closed_at_once_with_connections_that_are_refused() {
+    let core = core_without(&["RIGHTS"], "[admission]\nhello_timeout_ms = 30000\n");
+    let mut hostile = Container::start_with(LINGERS, &core.socket, &["1200"]);
+    assert_eq!(hostile.line().trim(), "1200");
+    as_user(STRANGER, || Client::best_effort(&core, "c"));
+    drop(high(&core));
+    answers(&core);
+    // Those that are not refused wait for its hello.
+    let fds = || std::fs::read_dir(format!("/proc/{}/fd", core.pid())).unwrap().count();
+    let start = std::time::Instant::now();
+    while fds() > 150 {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} descriptors", fds());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn hang_in_every_way(core: Core, bars: bool) {
@@ -319,7 +389,7 @@ time.sleep(120)
 /// The attack that a container's hung descriptors keep the others out, and, with enough refused connections, everybody.
 #[test]
 fn a_container_whose_descriptors_hang_keeps_nobody_else_out() {
-    let core = core("");
+    let core = core_without(&["TABLES"], "");
     let frame: String =
         wire::frame(&hello("a", false).encode()).iter().map(|byte| format!("{byte:02x}")).collect();
     // More than could be refused and not closed.

@@ -18,6 +18,7 @@
 pub mod admin;
 pub mod frame;
 pub mod layout;
+pub mod linger;
 pub mod map;
 pub mod marks;
 pub mod namespace;

@@ -169,7 +169,11 @@ type Frame = (Vec<u8>, Vec<Region>);
 
 fn region(fd: OwnedFd) -> Region {
     let region = map::open_client(fd.as_fd());
-    let_go(fd);
+    match region {
+        // Memory, whose close waits for nothing.
+        Ok(_) => drop(fd),
+        Err(_) => let_go(fd),
+    }
     region
 }
 
