@@ -1,5 +1,7 @@
 """The sections of `docs/results.md` that need no GPU: `stalls.json` and `costs.json`, as benchmarks of the core printed them."""
 
+import statistics
+
 
 def stalls(content, table):
     """What honest clients' decisions cost while others attack the core."""
@@ -46,4 +48,19 @@ def costs(content, table):
         sides = [row["before"], row["after"]]
         told = [f"{min(values):.{row['digits']}f} (to {max(values):.{row['digits']}f})" for values in sides]
         rows.append([row["figure"], row["unit"], len(sides[0]), *told, f"{min(sides[1]) / min(sides[0]):.2f}"])
-    return text + table(["figure", "unit", "runs", "before", "after", "ratio of the least"], rows)
+    text += table(["figure", "unit", "runs", "before", "after", "ratio of the least"], rows)
+    return text + since_before_all(content["in_pairs"], table)
+
+
+def since_before_all(content, table):
+    """The same since before the first of these defences, by the ratio of each pair of runs."""
+    text = [f"The same machine, {content['date']}, commits `{content['before']}` (the last without any of the bounds) and `{content['after']}`:"]
+    text[-1] += " runs in pairs, one after the other, in alternating order; medians. " + content["note"]
+    rows = []
+    for row in content["rows"]:
+        sides, digits = [row["before"], row["after"]], row["digits"]
+        ratios = sorted(after / before for before, after in zip(*sides, strict=True))
+        told = [f"{statistics.median(values):.{digits}f}" for values in sides]
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        rows.append([row["figure"], row["unit"], len(ratios), *told, f"{statistics.median(ratios):.2f}", spread])
+    return text + [""] + table(["figure", "unit", "pairs", "before", "after", "ratio of a pair", "from, to"], rows)

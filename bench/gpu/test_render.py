@@ -231,12 +231,16 @@ class Renderer(unittest.TestCase):
         stalls = {"machine": {"cpus": 2, "date": "2026-11-24"}, "rows": [row, {**row, "connections": 1, "ungated": 3}]}
         self.put("stalls.json", {**stalls, "notes": ["`Noise`: later."]})
         cost = {"figure": "policy call", "unit": "ns", "digits": 0, "before": [210, 200], "after": [230, 220]}
-        self.put("costs.json", {"machine": {"cpus": 2, "date": "2026-11-24"}, "before": "a", "after": "b", "rows": [cost]})
+        launch = {"figure": "ungated launch", "unit": "ns", "digits": 1, "before": [10, 20, 40], "after": [11, 24, 36]}
+        pairs = {"date": "2026-11-25", "before": "c", "after": "d", "note": "By hand.", "rows": [launch]}
+        costs = {"machine": {"cpus": 2, "date": "2026-11-24"}, "before": "a", "after": "b", "rows": [cost]}
+        self.put("costs.json", {**costs, "in_pairs": pairs})
         text = self.text()
         self.assertIn("the worst here is 1.55. Launches that would have gone ahead ungated: 3.", text)
         self.assertIn("\n\n`Noise`: later.\n\n| attack |", text)
         self.assertIn("| Noise | 100 | 10.0 | 20.0 | 12.0 | 31.0 | 1.20 | 1.55 |", text)
         self.assertIn("| policy call | ns | 2 | 200 (to 210) | 220 (to 230) | 1.10 |", text)
+        self.assertIn("| ungated launch | ns | 3 | 20.0 | 24.0 | 1.10 | 0.90 to 1.20 |", text)
 
     def test_calls_of_a_policy_are_shown_with_their_extremes(self):
         runs = [{"criterion_ns": [n - 1, n, n + 2], "single_p50_ns": n - 20} for n in (180.0, 200.0, 181.0)]
