@@ -6,6 +6,8 @@ mod admin;
 mod config;
 #[path = "../../../tests/fuzz/bodies/dispatch.rs"]
 mod dispatch;
+#[path = "../../../tests/fuzz/bodies/hostile.rs"]
+mod hostile;
 #[path = "../../../tests/fuzz/bodies/marks.rs"]
 mod marks;
 #[path = "../../../tests/fuzz/bodies/peer.rs"]
@@ -14,6 +16,8 @@ mod peer;
 mod profiles;
 #[path = "../../../tests/fuzz/bodies/registration.rs"]
 mod registration;
+#[path = "../../../tests/fuzz/bodies/scripted.rs"]
+mod scripted;
 
 fn all(target: &str, body: fn(&[u8])) {
     let folder = format!("{}/../../tests/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));

@@ -1,13 +1,8 @@
 //! The dispatch loop and its engine at a virtual time, an honest client, and others that write what they like into what
 //! they share with the core. An input is a sequence of what they do.
 
-#[path = "hostile.rs"]
-mod hostile;
-#[path = "scripted.rs"]
-mod scripted;
-
-use hostile::{Bytes, Client};
-use scripted::{Calls, Script, policy};
+use super::hostile::{self, Bytes, Client};
+use super::scripted::{Calls, Script, policy};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -297,13 +292,15 @@ impl World {
         }
         let asked: u64 = calls.decides.values().sum();
         assert!(asked <= DECISIONS_MAX_ALL, "the policy was asked {asked} times");
-        // Each end, two changes of activity and of marked requests a client, timers, and who came or left. A policy
-        // that takes over hears of all requests that are open.
         let clients = before.len() as u64 + REQUESTS_IN_A_TURN as u64;
-        let events = ended_all
+        // A begin and an end a client; a policy that takes over hears of all units that are open.
+        let (units, most) = (calls.units.len() as u64, (2 + REQUESTS_IN_A_TURN as u64) * clients);
+        assert!(units <= most, "{units} events of units in one pass, at most {most}");
+        // Each end, two changes of activity a client, timers, and who came or left.
+        let events = units
+            + ended_all
             + share.completions as u64 * REQUESTS_IN_A_TURN as u64
-            + 6 * clients
-            + REQUESTS_IN_A_TURN as u64 * clients
+            + 4 * clients
             + TIMERS_MAX as u64;
         assert!(calls.events <= events, "{} events in one pass, at most {events}", calls.events);
     }

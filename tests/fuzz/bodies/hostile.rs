@@ -202,7 +202,7 @@ pub fn mark(c: &Client, now_ns: u64, bytes: &mut Bytes<'_>) {
     match which % 20 {
         // Units as the protocol has them, with any times; beyond the room that there is as well.
         0..=3 => {
-            let count = at % 64 << (which % 4);
+            let count = (at % 64) << (which % 4);
             let (began_ns, ended_ns) = (time(next), time(next));
             let unit = Stated { began_ns, ended_ns, what: what(bytes, now_ns) };
             let read = if which & 64 == 0 { read } else { next };

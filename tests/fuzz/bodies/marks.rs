@@ -2,14 +2,9 @@
 //! that keeps to the protocol, and others that write what they like into their rings, between passes. An input is a
 //! sequence of what they do.
 
-#[path = "hostile.rs"]
-mod hostile;
-#[path = "scripted.rs"]
-mod scripted;
-
-use hostile::{Bytes, Client};
+use super::hostile::{self, Bytes, Client};
+use super::scripted::{Calls, Script, policy};
 use rustix::fd::AsFd;
-use scripted::{Calls, Script, policy};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -153,7 +148,7 @@ impl World {
             return;
         }
         let how = bytes.u8();
-        let class = if how % 4 == 0 { Class::BestEffort } else { Class::High };
+        let class = if how.is_multiple_of(4) { Class::BestEffort } else { Class::High };
         let (client, new) = new_client(self.next_id, class, &mut self.shares);
         self.next_id += 1;
         (0..how >> 6).for_each(|_| hostile::mark(&client, self.now_ns, bytes));
