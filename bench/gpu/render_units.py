@@ -6,8 +6,8 @@ def lines(content, table, made_with):
     text = ["## Units of work", "", *made_with(content["machine"], "units")]
     text += [
         (
-            "Requests that a server counts and times itself, against what the core says of them: told by activity, or by NVTX marks. With two buffers "
-            "the next request is launched before the last is waited for, and requests under way at once are one period of activity."
+            "Requests that a server counts and times itself, against what the core says of them: told by the program's launches and waits (activity), or by "
+            "NVTX marks. With two buffers the next request is launched before the last is waited for."
         ),
         "",
     ]

@@ -71,6 +71,13 @@ class Core:
     def status(self):
         return status(self.suite.program("tallyctl"), self.socket)
 
+    def ctl(self, *arguments):
+        """Run `tallyctl` with these arguments. Its environment carries no shim."""
+        command = [str(part) for part in (self.suite.program("tallyctl"), "--socket", self.socket, *arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=STATUS_TIMEOUT_S, env=clean_environment())
+        if done.returncode:
+            raise RuntimeError(f"tallyctl {' '.join(map(str, arguments))}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
+
     def client_command(self, priority, name, command):
         """The command line that runs `command` as a client."""
         return [

@@ -115,12 +115,12 @@ pub struct Units {
     pub p99_ms: f64,
 }
 
-/// Units of work that a high-priority client marks with NVTX ranges.
+/// Units of work that a high-priority client marks with NVTX ranges, and what was lost of its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Marks {
-    /// The client's requests are the marked ones; otherwise its periods of activity.
+    /// The client's requests are the marked ones; otherwise those told from its launches and waits.
     pub requests: bool,
-    /// Marked requests under way.
+    /// Requests under way.
     pub open: u64,
     /// Age of the oldest of them, its time in the program's queue included, ms; 0 without any.
     pub oldest_ms: f64,
@@ -134,8 +134,8 @@ pub struct Marks {
     pub shortened: u64,
 }
 
-/// Requests of a high-priority client: those that it marks, or else its periods of activity, from the first launch on
-/// idle streams until the call that waits for the last one returns.
+/// Requests of a high-priority client: those that it marks; or else each from the first launch that no earlier wait
+/// covers to the return of the call that waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     /// Its objective; `null` without one.

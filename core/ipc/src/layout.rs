@@ -408,12 +408,20 @@ pub struct ClientRegion {
     pub gates: Gates,
     /// Times that launches took to yield.
     pub turnarounds: Turnarounds,
-    /// Units of work that the program marks.
+    /// Units of work, marked or recognised.
     pub marks: Marks,
     /// Ring of launches that await a decision; a slot is its ticket modulo [`RING_SLOTS`].
     pub submissions: [Submission; RING_SLOTS],
     /// Kernels that submissions name by index.
     pub kernels: [KernelEntry; KERNEL_SLOTS],
+}
+
+/// Bits of [`CoreRegion::notify`].
+pub mod notify {
+    /// Activity starts or ends.
+    pub const ACTIVITY: u32 = 1 << 0;
+    /// A unit of work ends.
+    pub const UNITS: u32 = 1 << 1;
 }
 
 /// Made and written by the core, read-only for the client. `parked`, which a client reads
@@ -432,13 +440,13 @@ pub struct CoreRegion {
     /// Bumped before every wake-up; what waiting threads sleep on.
     pub wake: AtomicU32,
     _pad0: u32,
-    /// Marked units that the core has read: see [`crate::marks`].
+    /// Units of work that the core has read: see [`crate::marks`].
     pub marks_read: AtomicU64,
     _pad1: [u64; 5],
     /// 1 while the core sleeps: ring the doorbell after a submission.
     pub parked: AtomicU32,
-    /// 1 while the core sleeps and wants to hear of activity starting or ending.
-    pub notify_activity: AtomicU32,
+    /// What a core that sleeps wants to be woken for: [`notify`].
+    pub notify: AtomicU32,
     /// 1 once the core serves this client; 0 again when it drops it on purpose.
     pub serving: AtomicU32,
     /// Best-effort clients that are connected: for a high-priority client, whether there is

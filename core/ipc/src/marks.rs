@@ -1,12 +1,16 @@
-//! Units of work that a program marks (requests, tokens), from the shim's threads to the core.
+//! Units of work (requests, tokens), from the shim's threads to the core: those that a program marks, and those that
+//! the shim recognises by launches and waits.
 //!
-//! A unit that begins takes a place in [`Marks::open`]. When it ends, the thread takes the next slot of the ring and
-//! publishes it by storing `ticket + 1` in its sequence word. Nobody waits: a unit that finds no place or no slot is
+//! A marked unit that begins takes a place in [`Marks::open`]; one of a stream has the stream's word in
+//! [`Marks::streams`]. When a unit ends, the thread takes the next slot of the ring, publishes the unit by storing
+//! `ticket + 1` in the slot's sequence word, and then frees the place. So the core, which looks at open units first and
+//! then reads the ring, misses no end of a unit that it sees gone. Nobody waits: a unit that finds no place or no slot is
 //! dropped and counted. The core reads slots in order and says in [`CoreRegion::marks_read`](crate::CoreRegion) how far
 //! it is.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use tally_contract::limits::STREAM_SLOTS;
 pub use tally_contract::limits::{MARK_SLOTS, OPEN_MARKS_MAX};
 
 /// Longest time in the program's queue that a mark can state, us: 8 years.
@@ -19,6 +23,17 @@ pub enum Kind {
     Request,
     Token,
     Prefill,
+    /// Not marked: from the first launch that no earlier wait covers to the return of the wait that covers it.
+    Stream,
+}
+
+/// CUDA graphs in a unit of the kind [`Kind::Stream`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Graphs {
+    /// Graph launches that its wait covers.
+    pub count: u16,
+    /// Time from the unit's begin to the end of the one before it in the stream, if that is later, ns.
+    pub after_ns: u32,
 }
 
 /// Kind of a unit, and how long it had waited in the program before it began.
@@ -27,15 +42,31 @@ pub struct What {
     pub kind: Kind,
     /// `None`: the program did not say.
     pub age_us: Option<u64>,
+    /// Of the kind [`Kind::Stream`] only.
+    pub graphs: Graphs,
 }
 
 impl What {
+    /// A marked unit.
+    pub fn marked(kind: Kind, age_us: Option<u64>) -> Self {
+        What { kind, age_us, graphs: Graphs::default() }
+    }
+
+    /// A unit of a stream.
+    pub fn stream(graphs: Graphs) -> Self {
+        What { kind: Kind::Stream, age_us: None, graphs }
+    }
+
     /// As one word, which is never 0. A longer age than a word holds is shortened.
     pub fn pack(self) -> u64 {
         let kind = match self.kind {
             Kind::Request => 1,
             Kind::Token => 2,
             Kind::Prefill => 3,
+            Kind::Stream => {
+                let Graphs { count, after_ns } = self.graphs;
+                return 4 | u64::from(count) << 16 | u64::from(after_ns) << 32;
+            }
         };
         kind | self.age_us.map_or(0, |us| AGE_IS_KNOWN | us.min(AGE_US_MAX) << 16)
     }
@@ -46,9 +77,13 @@ impl What {
             1 => Kind::Request,
             2 => Kind::Token,
             3 => Kind::Prefill,
+            4 => {
+                let graphs = Graphs { count: (word >> 16) as u16, after_ns: (word >> 32) as u32 };
+                return Some(What::stream(graphs));
+            }
             _ => return None,
         };
-        Some(What { kind, age_us: (word & AGE_IS_KNOWN != 0).then_some(word >> 16) })
+        Some(What::marked(kind, (word & AGE_IS_KNOWN != 0).then_some(word >> 16)))
     }
 }
 
@@ -81,12 +116,14 @@ pub struct Mark {
 pub struct Marks {
     /// Slots taken so far: the next ticket.
     pub next: AtomicU64,
-    /// Rises with each change to `open`.
+    /// Rises with each change to `open` and `streams`.
     pub changes: AtomicU64,
     /// Units dropped for lack of a place or a slot.
     pub dropped: AtomicU64,
     _pad: [u64; 5],
     pub open: [OpenMark; OPEN_MARKS_MAX],
+    /// When the open unit of each stream slot began, monotonic ns; 0: none is open.
+    pub streams: [AtomicU64; STREAM_SLOTS],
     /// The slot is the ticket modulo [`MARK_SLOTS`].
     pub ring: [Mark; MARK_SLOTS],
 }
@@ -134,6 +171,16 @@ impl Marks {
         }
     }
 
+    /// Client: the open unit of a stream slot began then; 0: none is open.
+    pub fn show_stream(&self, slot: usize, began_ns: u64) {
+        if let Some(word) = self.streams.get(slot)
+            && word.load(Relaxed) != began_ns
+        {
+            word.store(began_ns, Release);
+            self.changes.fetch_add(1, Release);
+        }
+    }
+
     /// Client: count a unit that is not reported.
     pub fn drop_one(&self) {
         self.dropped.fetch_add(1, Relaxed);
@@ -154,14 +201,15 @@ impl Marks {
         slot.began_ns.store(unit.began_ns, Relaxed);
         slot.ended_ns.store(unit.ended_ns, Relaxed);
         slot.what.store(unit.what, Relaxed);
-        slot.sequence.store(ticket.wrapping_add(1), Release);
+        // SeqCst, as the read of the core's wish to be woken that follows.
+        slot.sequence.swap(ticket.wrapping_add(1), SeqCst);
         Some(ticket.wrapping_add(1).wrapping_sub(read))
     }
 
     /// Core: what is at this ticket.
     pub fn poll(&self, ticket: u64) -> Polled {
         let slot = self.slot(ticket);
-        let sequence = slot.sequence.load(Acquire);
+        let sequence = slot.sequence.load(SeqCst);
         match sequence.wrapping_sub(ticket.wrapping_add(1)) as i64 {
             0 => Polled::Ended(Stated {
                 began_ns: slot.began_ns.load(Relaxed),
@@ -174,7 +222,12 @@ impl Marks {
         }
     }
 
-    /// Core: when the units that are open began, and what they are.
+    /// Core: when the open units of streams began.
+    pub fn open_streams(&self) -> impl Iterator<Item = u64> + '_ {
+        self.streams.iter().map(|word| word.load(Acquire)).filter(|began_ns| *began_ns != 0)
+    }
+
+    /// Core: when the marked units that are open began, and what they are.
     pub fn open(&self) -> impl Iterator<Item = (u64, What)> + '_ {
         self.open.iter().filter_map(|open| {
             let began_ns = open.began_ns.load(Acquire);
@@ -191,7 +244,7 @@ mod tests {
     use crate::map;
 
     fn unit(began_ns: u64) -> Stated {
-        let what = What { kind: Kind::Token, age_us: None }.pack();
+        let what = What::marked(Kind::Token, None).pack();
         Stated { began_ns, ended_ns: began_ns + 5, what }
     }
 
@@ -199,13 +252,17 @@ mod tests {
     fn what_a_unit_is_fits_a_word() {
         for kind in [Kind::Request, Kind::Token, Kind::Prefill] {
             for age_us in [None, Some(0), Some(1_500), Some(AGE_US_MAX)] {
-                let what = What { kind, age_us };
+                let what = What::marked(kind, age_us);
                 assert_eq!(What::unpack(what.pack()), Some(what));
             }
         }
-        let longest = What { kind: Kind::Request, age_us: Some(u64::MAX) }.pack();
+        for count in [0, 1, u16::MAX] {
+            let what = What::stream(Graphs { count, after_ns: u32::MAX - u32::from(count) });
+            assert_eq!(What::unpack(what.pack()), Some(what));
+        }
+        let longest = What::marked(Kind::Request, Some(u64::MAX)).pack();
         assert_eq!(What::unpack(longest).and_then(|what| what.age_us), Some(AGE_US_MAX));
-        assert_eq!((What::unpack(0), What::unpack(4)), (None, None));
+        assert_eq!((What::unpack(0), What::unpack(5)), (None, None));
     }
 
     #[test]
@@ -256,11 +313,17 @@ mod tests {
     fn open_units_are_listed_until_they_end() {
         let (_file, region) = map::create_client().unwrap();
         let marks = &region.marks;
-        let what = What { kind: Kind::Request, age_us: Some(7) };
+        let what = What::marked(Kind::Request, Some(7));
         marks.begin(3, 100, what.pack());
         marks.begin(OPEN_MARKS_MAX, 1, what.pack());
         assert_eq!(marks.open().collect::<Vec<_>>(), [(100, what)]);
         marks.free(3);
         assert_eq!((marks.open().count(), marks.changes.load(Relaxed)), (0, 2));
+        marks.show_stream(STREAM_SLOTS - 1, 200);
+        marks.show_stream(STREAM_SLOTS - 1, 200);
+        marks.show_stream(STREAM_SLOTS, 1);
+        assert_eq!(marks.open_streams().collect::<Vec<_>>(), [200]);
+        marks.show_stream(STREAM_SLOTS - 1, 0);
+        assert_eq!((marks.open_streams().count(), marks.changes.load(Relaxed)), (0, 4));
     }
 }

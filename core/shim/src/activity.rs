@@ -16,11 +16,17 @@
 //! hold: a bit may stay set too long, until the next call that waits, or the
 //! core's probe.
 //!
+//! A launch does not read the bits, which the core reads all the time, but the
+//! slot's own *noted* flag. It is up only while the bit is, except for the moment
+//! in which a clearer that lost the race sets the bit again: the flag is raised
+//! after the bit and lowered before it. Lowering it alone has the slot's next
+//! launch noted, which is how [units of work](crate::units) learn when they began.
+//!
 //! Must never wait, allocate or call the system (a doorbell apart, which the
 //! caller rings when told to).
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use tally_ipc::layout::Activity;
 use tally_ipc::wait::now_ns;
 
@@ -28,8 +34,13 @@ const ONE_LAUNCH: u64 = 1 << 32;
 
 /// A slot's word: launches so far (high half, wrapping), launches inside the
 /// driver's launch function (low half).
+///
+/// Beside it, on the same cache line, whether the slot's next launch needs no note.
 #[derive(Debug, Default)]
-pub struct SlotWord(AtomicU64);
+pub struct SlotWord {
+    launches: AtomicU64,
+    noted: AtomicBool,
+}
 
 /// A slot's word at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,41 +82,57 @@ pub enum Change {
 impl SlotWord {
     /// Sequence number 0, and no launch being issued.
     pub const fn new() -> Self {
-        SlotWord(AtomicU64::new(0))
+        SlotWord { launches: AtomicU64::new(0), noted: AtomicBool::new(false) }
+    }
+
+    /// Whether the busy bit is set and the next launch is of no special interest.
+    #[inline(always)]
+    pub fn is_noted(&self) -> bool {
+        self.noted.load(SeqCst)
+    }
+
+    /// The next launch is to be noted.
+    #[inline]
+    pub fn forget_note(&self) {
+        self.noted.store(false, SeqCst);
     }
 
     #[inline]
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot(self.0.load(SeqCst))
+        Snapshot(self.launches.load(SeqCst))
     }
 
     /// Count a launch in, before the driver is called. Returns its sequence.
     #[inline]
     pub fn begin(&self) -> u32 {
-        ((self.0.fetch_add(ONE_LAUNCH + 1, SeqCst) >> 32) as u32).wrapping_add(1)
+        ((self.launches.fetch_add(ONE_LAUNCH + 1, SeqCst) >> 32) as u32).wrapping_add(1)
     }
 
     /// The driver's launch function has returned.
     #[inline]
     pub fn end(&self) {
-        self.0.fetch_sub(1, SeqCst);
+        self.launches.fetch_sub(1, SeqCst);
     }
 
     /// Only in a forked child: nothing was launched here.
     pub fn reset(&self) {
-        self.0.store(0, SeqCst);
+        self.launches.store(0, SeqCst);
+        self.forget_note();
     }
 }
 
-/// Make sure that `bit` is set; called after [`SlotWord::begin`].
-#[inline]
-pub fn mark(activity: &Activity, bit: u64) -> Change {
-    if activity.busy_streams.load(SeqCst) & bit != 0 { Change::None } else { set(activity, bit) }
+/// Make sure that `bit` is set; called after [`SlotWord::begin`], unless the slot [is noted](SlotWord::is_noted).
+#[cold]
+pub fn mark(activity: &Activity, word: &SlotWord, bit: u64) -> Change {
+    let change = set(activity, bit);
+    word.noted.store(true, SeqCst);
+    change
 }
 
-#[cold]
 fn set(activity: &Activity, bit: u64) -> Change {
-    if activity.busy_streams.fetch_or(bit, SeqCst) != 0 {
+    if activity.busy_streams.load(SeqCst) & bit != 0
+        || activity.busy_streams.fetch_or(bit, SeqCst) != 0
+    {
         return Change::None;
     }
     // The stamps are for statistics: where two threads race through a change,
@@ -134,12 +161,12 @@ fn covered_with(
         return Change::None;
     }
     meanwhile();
-    let ended = clear(activity, bit);
+    let ended = clear(activity, word, bit);
     if word.snapshot() == seen {
         return ended;
     }
-    // A launch came in between: it may have found the bit still set.
-    match (ended, mark(activity, bit)) {
+    // A launch came in between: it may have found the bit still set, or the flag up.
+    match (ended, set(activity, bit)) {
         (Change::Ended, Change::Started) => Change::None,
         (Change::None, Change::Started) => Change::Started,
         // Someone else set it again and has reported that.
@@ -148,7 +175,8 @@ fn covered_with(
 }
 
 /// Clear a bit whatever its word says: the slot's context is gone.
-pub fn clear(activity: &Activity, bit: u64) -> Change {
+pub fn clear(activity: &Activity, word: &SlotWord, bit: u64) -> Change {
+    word.forget_note();
     let before = activity.busy_streams.fetch_and(!bit, SeqCst);
     if before & bit == 0 || before & !bit != 0 {
         return Change::None;
@@ -166,6 +194,11 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::AtomicU32;
 
+    /// What a launch does.
+    fn mark(a: &Activity, w: &SlotWord, bit: u64) -> Change {
+        if w.is_noted() { Change::None } else { super::mark(a, w, bit) }
+    }
+
     fn activity() -> Box<Activity> {
         // SAFETY: plain data, valid when zero-filled.
         unsafe { Box::<Activity>::new_zeroed().assume_init() }
@@ -175,10 +208,10 @@ mod tests {
     fn a_period_is_counted_once() {
         let (a, w) = (activity(), SlotWord::new());
         assert_eq!(w.begin(), 1);
-        assert_eq!(mark(&a, 1), Change::Started);
+        assert_eq!(mark(&a, &w, 1), Change::Started);
         w.end();
         w.begin();
-        assert_eq!(mark(&a, 1), Change::None);
+        assert_eq!(mark(&a, &w, 1), Change::None);
         w.end();
         assert_eq!(covered(&a, &w, 1, w.snapshot()), Change::Ended);
         assert_eq!(a.busy_periods.load(Relaxed), 1);
@@ -190,7 +223,7 @@ mod tests {
     fn an_old_snapshot_clears_nothing() {
         let (a, w) = (activity(), SlotWord::new());
         w.begin();
-        mark(&a, 4);
+        mark(&a, &w, 4);
         let inside = w.snapshot();
         assert!(!inside.is_settled());
         w.end();
@@ -201,22 +234,36 @@ mod tests {
             "it was not issued when the wait began"
         );
         w.begin();
-        mark(&a, 4);
+        mark(&a, &w, 4);
         w.end();
         assert_eq!(covered(&a, &w, 4, before), Change::None);
         assert_eq!(a.busy_streams.load(SeqCst), 4);
     }
 
     #[test]
+    fn a_launch_can_be_noted_while_the_stream_is_busy() {
+        let (a, w) = (activity(), SlotWord::new());
+        w.begin();
+        mark(&a, &w, 1);
+        w.end();
+        assert!(w.is_noted());
+        w.forget_note();
+        assert_eq!((mark(&a, &w, 1), a.busy_streams.load(SeqCst)), (Change::None, 1));
+        assert!(w.is_noted());
+        assert_eq!(covered(&a, &w, 1, w.snapshot()), Change::Ended);
+        assert!(!w.is_noted());
+    }
+
+    #[test]
     fn a_launch_between_looking_and_clearing_stays_busy() {
         let (a, w) = (activity(), SlotWord::new());
         w.begin();
-        mark(&a, 1);
+        mark(&a, &w, 1);
         w.end();
         let seen = w.snapshot();
         let launch = || {
             w.begin();
-            assert_eq!(mark(&a, 1), Change::None, "it finds the bit set, about to be cleared");
+            assert_eq!(mark(&a, &w, 1), Change::None, "it finds the bit set, about to be cleared");
             w.end();
         };
         assert_eq!(covered_with(&a, &w, 1, seen, launch), Change::None);
@@ -228,10 +275,10 @@ mod tests {
     fn two_streams_make_one_period() {
         let (a, w, v) = (activity(), SlotWord::new(), SlotWord::new());
         w.begin();
-        mark(&a, 1);
+        mark(&a, &w, 1);
         w.end();
         v.begin();
-        assert_eq!(mark(&a, 2), Change::None);
+        assert_eq!(mark(&a, &v, 2), Change::None);
         v.end();
         assert_eq!(covered(&a, &w, 1, w.snapshot()), Change::None);
         assert_eq!(covered(&a, &v, 2, v.snapshot()), Change::Ended);
@@ -239,7 +286,8 @@ mod tests {
 
     #[test]
     fn sequences_wrap() {
-        let w = SlotWord(AtomicU64::new(u64::from(u32::MAX) << 32));
+        let w = SlotWord::new();
+        w.launches.store(u64::from(u32::MAX) << 32, SeqCst);
         assert_eq!(w.begin(), 0);
         w.end();
         assert_eq!(w.snapshot(), Snapshot::settled_at(0));
@@ -269,7 +317,7 @@ mod tests {
                         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                         pause(random >> 8);
                         w.begin();
-                        mark(a, 1);
+                        mark(a, w, 1);
                         pause(random >> 16);
                         issued.fetch_add(1, SeqCst);
                         w.end();

@@ -8,7 +8,7 @@ use crate::connection::Settings;
 use crate::{
     apart, asking, bypass, capture, completion, contexts, device, enter, events, exec_nodes, exit,
     greens, helper, images, linger, link, log, marks, names, news, nvtx, poller, quiesce, slots,
-    state, streams, threads, timeslice, tools,
+    state, streams, threads, timeslice, tools, units,
 };
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -127,6 +127,7 @@ unsafe extern "C" fn in_forked_child() {
     slots::reset();
     streams::reset();
     timeslice::reset();
+    units::reset();
     state::set_initialised(false);
     device::reset();
 }

@@ -113,8 +113,6 @@ entry_points! {
     cuLaunchHostFunc_v2_ptsz(a: usize, b: usize, c: usize, d: usize) true quiesce::host_func;
     cuStreamAddCallback(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuStreamAddCallback_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuStreamWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuStreamWaitEvent_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuStreamWaitValue32(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuStreamWaitValue32_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuStreamWaitValue32_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -263,6 +261,8 @@ entry_points! {
     cuMemcpy(dst: u64, src: u64, bytes: usize) false syncs::copy_any;
     cuMemcpy_ptds(dst: u64, src: u64, bytes: usize) true syncs::copy_any;
 
+    cuStreamWaitEvent(stream: Ptr, event: Ptr, flags: c_uint) false syncs::stream_joins;
+    cuStreamWaitEvent_ptsz(stream: Ptr, event: Ptr, flags: c_uint) true syncs::stream_joins;
     cuEventDestroy(event: Ptr) false syncs::event_destroy;
     cuEventDestroy_v2(event: Ptr) false syncs::event_destroy;
     cuStreamCreate(stream: *mut Ptr, flags: c_uint) false streams::create;

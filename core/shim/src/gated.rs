@@ -20,7 +20,7 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{link, quiesce, tools};
+use crate::{link, quiesce, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -65,6 +65,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
     let before = slot.word.snapshot().sequence();
+    units::note_held(client, index);
     let launch = Gated { client, index, slot, before, call };
     let mut shape = None;
     let mut answer = None;

@@ -4,8 +4,10 @@
 //! allocates nothing, never waits, and makes no system call except to wake the core if that asked to hear of
 //! activity. Everything else goes to `slow`. Every path calls the real function exactly once.
 
-use crate::activity::{self, Change};
-use crate::{attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state};
+use crate::activity;
+use crate::{
+    attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state, units,
+};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,6 +24,8 @@ use tally_preempt::launch::{KernelArguments, Shape, Target};
 /// Passed by value and put into memory on the slow path only, which is why this
 /// is a trait of plain structures and not a pair of closures.
 pub trait Launch: Copy {
+    /// It launches a CUDA graph.
+    const IS_GRAPH: bool = false;
     /// Counter of the launch's entry point.
     fn counter(counters: &Counters) -> &AtomicU64;
     /// What the core is told of the launch.
@@ -42,6 +46,8 @@ pub struct Call<'a> {
     pub stream: Ptr,
     /// Whether default streams are the thread's own.
     pub per_thread: bool,
+    /// It launches a CUDA graph.
+    pub is_graph: bool,
     /// What the core is told of the launch.
     pub shape: &'a dyn Fn() -> Shape,
     /// What another form of the launch is made from.
@@ -57,10 +63,11 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         && let Some(client) = state::client()
     {
         let word = &slots::SLOTS[slot & 63].word;
-        word.begin();
+        let number = word.begin();
         // Once more, behind the count: whoever closed the fast path meanwhile looks at that.
         if capture::allows_fast_path() {
-            return issue_and_mark(client, slot, L::counter(&client.counters), || launch.real());
+            let counter = L::counter(&client.counters);
+            return issue_and_mark(client, slot, number, L::IS_GRAPH, counter, || launch.real());
         }
         word.end();
     }
@@ -72,12 +79,14 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
 fn issue_and_mark(
     client: &ClientRegion,
     slot: usize,
+    number: u32,
+    is_graph: bool,
     counter: &AtomicU64,
     real: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let word = &slots::SLOTS[slot & 63].word;
-    if activity::mark(&client.activity, slots::bit(slot)) != Change::None {
-        link::report_change(Change::Started);
+    if is_graph || !word.is_noted() {
+        note(client, slot, number, is_graph);
     }
     counter.fetch_add(1, Relaxed);
     let result = real();
@@ -88,6 +97,17 @@ fn issue_and_mark(
     result
 }
 
+/// The launch may be the first of a unit of work, or make the stream busy.
+#[cold]
+#[inline(never)]
+fn note(client: &ClientRegion, slot: usize, number: u32, is_graph: bool) {
+    let word = &slots::SLOTS[slot & 63].word;
+    units::note(client, slot, number, is_graph);
+    if !word.is_noted() {
+        link::report_change(activity::mark(&client.activity, word, slots::bit(slot)));
+    }
+}
+
 #[cold]
 fn failed(client: &ClientRegion) {
     client.counters.failed.fetch_add(1, Relaxed);
@@ -96,8 +116,8 @@ fn failed(client: &ClientRegion) {
 /// Count a launch in its slot's word, and call the driver: from the slow path and from [`gated`].
 pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
     let counter = (call.counter)(&client.counters);
-    slots::SLOTS[slot & 63].word.begin();
-    state::inside(|| issue_and_mark(client, slot, counter, call.real))
+    let number = slots::SLOTS[slot & 63].word.begin();
+    state::inside(|| issue_and_mark(client, slot, number, call.is_graph, counter, call.real))
 }
 
 #[cold]
@@ -110,6 +130,7 @@ fn slow<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         counter: L::counter,
         stream,
         per_thread,
+        is_graph: L::IS_GRAPH,
         shape: &|| launch.shape(),
         target: &|| launch.target(),
         real: &|| launch.real(),
@@ -158,6 +179,7 @@ macro_rules! launch {
         }
 
         impl Launch for $name {
+            const IS_GRAPH: bool = matches!(stringify!($counter).as_bytes(), b"graph");
             #[inline(always)]
             fn counter(counters: &Counters) -> &AtomicU64 {
                 &counters.by_entry_point.$counter
@@ -475,6 +497,8 @@ struct CopiedGraphLaunch {
 }
 
 impl Launch for CopiedGraphLaunch {
+    const IS_GRAPH: bool = true;
+
     fn counter(counters: &Counters) -> &AtomicU64 {
         &counters.by_entry_point.graph
     }

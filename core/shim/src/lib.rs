@@ -33,6 +33,7 @@
 //! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
 //! | [`nvtx`], [`marks`] | units of work that the program marks |
+//! | [`units`] | units of work told from launches and waits |
 //! | [`timeslice`], [`linger`] | the hardware time slice; lingering on the GPU |
 //! | [`device`] | what the core is told of the device |
 
@@ -85,3 +86,4 @@ pub mod threads;
 pub mod timeslice;
 pub mod tools;
 pub mod turn;
+pub mod units;

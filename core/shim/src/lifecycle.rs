@@ -5,8 +5,8 @@
 //! given the same handle.
 
 use crate::{
-    asking, attach, capture, completion, enter, exec_nodes, poller, quiesce, resolve, slot_life,
-    slots, state, streams,
+    asking, attach, capture, completion, enter, events, exec_nodes, poller, quiesce, resolve,
+    slot_life, slots, state, streams,
 };
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
@@ -114,6 +114,7 @@ pub unsafe fn stream_destroy(
     }
     if result == SUCCESS {
         capture::forget_destroyed(stream as usize);
+        events::forget_stream(stream as usize);
     } else {
         streams::put_back(known);
     }

@@ -15,6 +15,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
+use tally_ipc::layout::notify;
 use tally_ipc::{ClientRegion, map, wait};
 use tally_preempt::lock::Locked;
 
@@ -63,7 +64,7 @@ pub fn wake_core() {
 pub fn report_change(change: Change) {
     if change != Change::None
         && let Some(epoch) = state::epoch()
-        && epoch.core.notify_activity.load(SeqCst) != 0
+        && epoch.core.notify.load(SeqCst) & notify::ACTIVITY != 0
     {
         wake_core();
     }

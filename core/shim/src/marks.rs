@@ -1,13 +1,14 @@
 //! Units of work that the program marks: from begin to end, and to the core.
 //!
-//! Never waits: no lock, no allocation; the core is woken only if the ring is half full while it sleeps. Without a core,
-//! or in a best-effort program, units are forgotten.
+//! Never waits: no lock, no allocation; a core that sleeps is woken if it asked to be told of units, or if the ring is
+//! half full. Without a core, or in a best-effort program, units are forgotten.
 
 use crate::{link, state};
 use std::num::NonZeroU64;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use tally_ipc::marks::{MARK_SLOTS, Marks, OPEN_MARKS_MAX, Stated, What};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use tally_ipc::layout::notify;
+use tally_ipc::marks::{Kind, MARK_SLOTS, Marks, OPEN_MARKS_MAX, Stated, What};
 use tally_ipc::ring::core_needs_wake;
 use tally_ipc::wait::now_ns;
 
@@ -34,6 +35,8 @@ static PLACES: [Place; OPEN_MARKS_MAX] = [const {
 
 /// Units that have begun so far, and one more.
 static NEXT: AtomicU64 = AtomicU64::new(1);
+/// The program has marked a request.
+static MARKS_REQUESTS: AtomicBool = AtomicBool::new(false);
 
 /// Where the core reads, if one does.
 fn region() -> Option<&'static Marks> {
@@ -43,6 +46,9 @@ fn region() -> Option<&'static Marks> {
 
 /// A unit begins now. Its identity, which is used once in a process; `None` if too many are open.
 pub fn begin(what: What) -> Option<NonZeroU64> {
+    if what.kind == Kind::Request && !are_requests_marked() {
+        MARKS_REQUESTS.store(true, Relaxed);
+    }
     let (began_ns, what) = (now_ns(), what.pack());
     let number = NEXT.fetch_add(1, Relaxed);
     for turn in 0..OPEN_MARKS_MAX {
@@ -75,15 +81,28 @@ pub fn end(identity: u64) {
     }
     let began_ns = place.began_ns.load(Relaxed);
     let unit = Stated { began_ns, ended_ns: now_ns(), what: place.what.load(Relaxed) };
+    publish(unit);
+    // Only now, so that the core does not see it gone before it has ended.
     if let Some(client) = state::client() {
         client.marks.free(at);
     }
     place.holder.store(FREE, Release);
+}
+
+/// Whether the program marks requests: then no others are told from its launches.
+pub fn are_requests_marked() -> bool {
+    MARKS_REQUESTS.load(Relaxed)
+}
+
+/// Report a unit that ended to the core.
+pub fn publish(unit: Stated) {
     let (Some(marks), Some(epoch)) = (region(), state::epoch()) else { return };
     let waiting = marks.publish(epoch.core.marks_read.load(Acquire), unit);
     // Again and again: the core may have been about to sleep.
     let is_half_full = |n: u64| n >= MARK_SLOTS as u64 / 2 && n.is_multiple_of(WAKE_EVERY);
-    if waiting.is_some_and(is_half_full) && core_needs_wake(epoch.core) {
+    if epoch.core.notify.load(SeqCst) & notify::UNITS != 0
+        || (waiting.is_some_and(is_half_full) && core_needs_wake(epoch.core))
+    {
         link::wake_core();
     }
 }
@@ -98,17 +117,17 @@ pub fn lose() {
 /// In a forked child: units of the parent do not end here.
 pub fn reset() {
     PLACES.iter().for_each(|place| place.holder.store(FREE, Relaxed));
+    MARKS_REQUESTS.store(false, Relaxed);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_ipc::marks::Kind;
 
     /// One test: the places are the process's.
     #[test]
     fn so_many_units_are_open_at_once_and_each_ends_once() {
-        let what = What { kind: Kind::Request, age_us: None };
+        let what = What::marked(Kind::Request, None);
         let open: Vec<u64> = (0..OPEN_MARKS_MAX).map(|_| begin(what).unwrap().get()).collect();
         assert_eq!(begin(what), None);
         end(open[7]);

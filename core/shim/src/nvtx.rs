@@ -201,7 +201,7 @@ fn parse(text: &[u8]) -> Option<What> {
     };
     let age = words.find_map(|word| word.strip_prefix(b"age_us="));
     let age_us = age.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
-    Some(What { kind, age_us })
+    Some(What::marked(kind, age_us))
 }
 
 /// What an event's attributes mark.
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn only_the_three_names_mark_units() {
-        let of = |kind, age_us| Some(What { kind, age_us });
+        let of = |kind, age_us| Some(What::marked(kind, age_us));
         for (text, expected) in [
             (c"tally:request", of(Kind::Request, None)),
             (c"tally:token", of(Kind::Token, None)),

@@ -11,7 +11,7 @@
 use crate::activity::{self, Snapshot};
 use crate::completion::{self, Found};
 use crate::slots::{self, DRAINING, GONE, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, Slot};
-use crate::{asking, capture, link, state, threads};
+use crate::{asking, capture, link, state, threads, units};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -202,6 +202,7 @@ impl Probe {
 /// What was launched in a slot until `seen` is over.
 fn over(client: &ClientRegion, index: usize, slot: &Slot, seen: Snapshot) {
     completion::seen_done(client, index, seen.sequence());
+    units::idle(client, index);
     let bit = slots::bit(index);
     link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
 }

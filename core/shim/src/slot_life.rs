@@ -4,7 +4,7 @@ use crate::slots::{
     FREE, GONE, Key, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, TABLE, USED, bit, detach, find,
     green_of, has_attributes, in_use, inspect, release,
 };
-use crate::{activity, capture, completion, device, link, poller, quiesce, state};
+use crate::{activity, capture, completion, device, link, poller, quiesce, state, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
@@ -45,8 +45,10 @@ fn give(key: Key) -> usize {
     // A free slot's work is done: say so, as a write does that has arrived.
     if let Some(client) = state::client() {
         completion::begin(client, free, slot.word.snapshot().sequence());
+        units::forget(client, free);
     }
     slot.mark_wanted.store(false, Relaxed);
+    slot.word.forget_note();
     let green = green_of(key.stream);
     slot.green.store(green, Relaxed);
     slot.has_attributes.store(green != 0 || has_attributes(key.stream), Relaxed);
@@ -97,7 +99,8 @@ pub fn drop_context(context: usize) {
         // Others are of a new context with its handle.
         if slot.context.load(Relaxed) == context && slot.phase.load(SeqCst) == GONE {
             completion::seen_done(client, i, slot.word.snapshot().sequence());
-            link::report_change(activity::clear(&client.activity, bit(i)));
+            units::forget(client, i);
+            link::report_change(activity::clear(&client.activity, &slot.word, bit(i)));
             detach(i);
             release(i);
         }

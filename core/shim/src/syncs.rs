@@ -1,31 +1,36 @@
 //! Bodies of the calls that wait: what they cover is not busy any more.
 //!
 //! Each takes its snapshots before it calls the driver and uses them after a
-//! success (see [`crate::activity`]). They never change what the program gets.
+//! success (see [`crate::activity`]). What they cover ends [units of work](units).
+//! They never change what the program gets.
 //!
 //! | call | covers |
 //! | --- | --- |
-//! | stream synchronise, query | the stream |
-//! | event synchronise, query | the event's stream up to its record |
+//! | stream synchronise, query | the stream, and what it has waited for of one other |
+//! | event synchronise, query | the event's stream up to its record, and the same of one other |
 //! | context synchronise | the context's streams |
 //! | copy to host in the legacy stream | the context's blocking streams |
 //! | copy to host in a per-thread stream | that stream |
 //! | `cuMemcpy` | the same, if the destination is host memory (between devices it does not wait) |
 
 use crate::activity::{self, Snapshot};
-use crate::linger::{self, Awaited};
+use crate::events::{self, Position};
+use crate::linger::{self, Awaited as Lingers};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{capture, completion, events, link, quiesce, slot_life, state, streams};
+use crate::{capture, completion, link, quiesce, slot_life, state, streams, units};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
-use tally_preempt::cuda::{CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, SUCCESS, driver};
+use tally_preempt::cuda::{
+    CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, STREAM_PER_THREAD, SUCCESS, driver,
+};
 
-/// Which busy slots a call will have covered, as they were before it.
+/// Which slots a call will have covered, as they were before it: busy ones, and those with units under way.
 struct Covered {
     client: &'static ClientRegion,
     bits: u64,
+    busy: u64,
     seen: [Snapshot; STREAM_SLOTS],
 }
 
@@ -34,8 +39,8 @@ impl Covered {
         let client = state::client()?;
         let busy = client.activity.busy_streams.load(SeqCst);
         let mut covered =
-            Covered { client, bits: 0, seen: [Snapshot::settled_at(0); STREAM_SLOTS] };
-        let mut left = busy;
+            Covered { client, bits: 0, busy, seen: [Snapshot::settled_at(0); STREAM_SLOTS] };
+        let mut left = busy | units::pending();
         while left != 0 {
             let slot = left.trailing_zeros() as usize & 63;
             left &= left - 1;
@@ -58,12 +63,11 @@ impl Covered {
     }
 
     fn apply(&self) {
-        let mut left = self.bits;
-        while left != 0 {
-            let slot = left.trailing_zeros() as usize & 63;
-            left &= left - 1;
-            one(self.client, slot, self.seen[slot]);
-        }
+        let slots = (0..STREAM_SLOTS).filter(|slot| self.bits & slots::bit(*slot) != 0);
+        let positions = slots.map(|slot| (slot, self.seen[slot]));
+        units::waited(self.client, positions.clone(), false);
+        let is_busy = |(slot, _): &Position| self.busy & slots::bit(*slot) != 0;
+        positions.filter(is_busy).for_each(|(slot, seen)| one(self.client, slot, seen));
     }
 }
 
@@ -76,6 +80,49 @@ fn one(client: &ClientRegion, slot: usize, seen: Snapshot) {
         activity::covered(&client.activity, &SLOTS[slot & 63].word, slots::bit(slot), seen);
     link::report_change(change);
     linger::after_wait(SLOTS[slot & 63].context.load(Relaxed));
+}
+
+/// What a call covers that waits for one stream or event, as it was before it.
+#[derive(Clone, Copy)]
+struct Awaited {
+    client: &'static ClientRegion,
+    /// Of the stream itself.
+    own: Option<Position>,
+    /// Of another one that it is behind.
+    other: Option<Position>,
+}
+
+impl Awaited {
+    fn of_stream(stream: Ptr, per_thread: bool) -> Option<Self> {
+        let client = state::client()?;
+        let busy = client.activity.busy_streams.load(SeqCst);
+        if busy | units::pending() == 0 {
+            return None;
+        }
+        let slot = slots::find(slots::key(stream, per_thread));
+        if let Some(slot) = slot {
+            slot_life::mark_if_wanted(slot);
+        }
+        let wanted = slot.filter(|slot| (busy | units::pending()) & slots::bit(*slot) != 0);
+        let own = wanted.map(|slot| (slot, SLOTS[slot].word.snapshot()));
+        let other = events::joined(slots::explicit(stream, per_thread));
+        Some(Awaited { client, own, other })
+    }
+
+    fn of_event(event: Ptr) -> Option<Self> {
+        let client = state::client()?;
+        let (own, other) = (events::lookup(event as usize), events::lookup_joined(event as usize));
+        (own.is_some() || other.is_some()).then_some(Awaited { client, own, other })
+    }
+
+    /// The call has returned.
+    fn apply(self) {
+        let positions = self.own.into_iter().chain(self.other);
+        units::waited(self.client, positions.clone(), true);
+        let busy = self.client.activity.busy_streams.load(SeqCst);
+        let is_busy = |(slot, _): &Position| busy & slots::bit(*slot) != 0;
+        positions.filter(is_busy).for_each(|(slot, seen)| one(self.client, slot, seen));
+    }
 }
 
 /// The stream's slot and its snapshot, if it is busy.
@@ -109,7 +156,7 @@ fn before_stream(stream: Ptr, per_thread: bool) {
     if linger::is_enabled()
         && let Some((_, slot, seen)) = of_stream(stream, per_thread)
     {
-        let awaited = Awaited::Stream(slots::explicit(stream, per_thread));
+        let awaited = Lingers::Stream(slots::explicit(stream, per_thread));
         linger::before_wait(slot, seen.sequence(), awaited);
     }
 }
@@ -124,11 +171,11 @@ pub unsafe fn stream(
     stream: Ptr,
 ) -> CuResult {
     quiesce::stand_aside();
-    let covered = of_stream(stream, per_thread);
+    let awaited = Awaited::of_stream(stream, per_thread);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
-    if let (SUCCESS, Some((client, slot, seen))) = (result, covered) {
-        one(client, slot, seen);
+    if let (SUCCESS, Some(awaited)) = (result, awaited) {
+        awaited.apply();
     }
     result
 }
@@ -147,7 +194,7 @@ pub unsafe fn event_wait(
         && let Some((slot, seen)) = events::lookup(event as usize)
         && client.activity.busy_streams.load(SeqCst) & slots::bit(slot) != 0
     {
-        linger::before_wait(slot, seen.sequence(), Awaited::Event(event as usize));
+        linger::before_wait(slot, seen.sequence(), Lingers::Event(event as usize));
     }
     // SAFETY: the caller's arguments.
     unsafe { self::event(real, per_thread, event) }
@@ -162,11 +209,11 @@ pub unsafe fn event(
     _per_thread: bool,
     event: Ptr,
 ) -> CuResult {
-    let known = state::client().and_then(|c| Some((c, events::lookup(event as usize)?)));
+    let awaited = Awaited::of_event(event);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(event) };
-    if let (SUCCESS, Some((client, (slot, seen)))) = (result, known) {
-        one(client, slot, seen);
+    if let (SUCCESS, Some(awaited)) = (result, awaited) {
+        awaited.apply();
     }
     result
 }
@@ -178,7 +225,8 @@ fn recorded(
     real: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let Some(_) = state::client() else { return real() };
-    if capture::is_active() && capture::is_capturing(slots::explicit(stream, per_thread)) {
+    let handle = slots::explicit(stream, per_thread);
+    if capture::is_active() && capture::is_capturing(handle) {
         events::forget(event as usize);
         return real();
     }
@@ -186,10 +234,44 @@ fn recorded(
     // Between the record and its bookkeeping the old entry would be wrong.
     events::forget(event as usize);
     let result = real();
-    if let (SUCCESS, Some((slot, seen))) = (result, before)
-        && seen.is_settled()
-    {
+    if result != SUCCESS {
+        return result;
+    }
+    if let Some((slot, seen)) = before.filter(|(_, seen)| seen.is_settled()) {
         events::record(event as usize, slot, seen.sequence());
+        if units::are_told() {
+            // A wait for the event covers no more than this.
+            SLOTS[slot & 63].word.forget_note();
+        }
+    }
+    if units::are_told() {
+        events::record_joined(event as usize, handle);
+    }
+    result
+}
+
+/// `cuStreamWaitEvent`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn stream_joins(
+    real: unsafe extern "C" fn(Ptr, Ptr, c_uint) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+    event: Ptr,
+    flags: c_uint,
+) -> CuResult {
+    streams::put(per_thread, &[stream as usize]);
+    // SAFETY: the caller's arguments.
+    let result = quiesce::while_open(|| unsafe { real(stream, event, flags) });
+    let handle = slots::explicit(stream, per_thread);
+    // A thread's own stream has the handle of all threads' own ones.
+    if result == SUCCESS
+        && units::are_told()
+        && handle != STREAM_PER_THREAD
+        && !(capture::is_active() && capture::is_capturing(handle))
+    {
+        events::join(handle, event as usize);
     }
     result
 }
@@ -252,7 +334,7 @@ fn around(covered: Option<Covered>, real: impl FnOnce() -> CuResult) -> CuResult
 fn current_context() -> usize {
     // Off, or idle: nothing to find out.
     match state::client() {
-        Some(client) if client.activity.busy_streams.load(SeqCst) != 0 => {
+        Some(client) if client.activity.busy_streams.load(SeqCst) | units::pending() != 0 => {
             driver().current_context()
         }
         _ => 0,
@@ -288,7 +370,8 @@ fn of_copy(per_thread: bool) -> Option<Covered> {
     if !per_thread {
         return Covered::of_context(current_context(), true);
     }
-    let (_, slot, _) = of_stream(std::ptr::null_mut(), true)?;
+    let slot = slots::find(slots::key(std::ptr::null_mut(), true))?;
+    slot_life::mark_if_wanted(slot);
     Covered::busy(|i| i == slot)
 }
 

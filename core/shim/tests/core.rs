@@ -178,7 +178,7 @@ fn a_sleeping_core_is_rung() {
     p.ok(&["sync 0"]);
     std::thread::sleep(std::time::Duration::from_millis(50));
     client.rang();
-    client.core.notify_activity.store(1, SeqCst);
+    client.core.notify.store(1, SeqCst);
     client.ungated();
     p.ok(&["launch 0"]);
     eventually("busy", || client.rang() == 1);

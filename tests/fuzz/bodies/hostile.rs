@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::{KERNEL_SLOTS, RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS};
 use tally_ipc::map::Mapped;
-use tally_ipc::marks::{Kind, MARK_SLOTS, OPEN_MARKS_MAX, Stated, What};
+use tally_ipc::marks::{Graphs, Kind, MARK_SLOTS, OPEN_MARKS_MAX, Stated, What};
 use tally_ipc::ring::{self, Request};
 use tally_ipc::{ClientRegion, CoreRegion};
 
@@ -188,8 +188,16 @@ fn what(bytes: &mut Bytes<'_>, now_ns: u64) -> u64 {
         2 => return bytes.value(now_ns, 0),
         age => Some(u64::from(age) << (age % 32)),
     };
-    let kind = [Kind::Request, Kind::Token, Kind::Prefill][usize::from(bytes.u8() % 3)];
-    What { kind, age_us }.pack()
+    let kind = match bytes.u8() % 4 {
+        0 => Kind::Request,
+        1 => Kind::Token,
+        2 => Kind::Prefill,
+        count => {
+            let after_ns = age_us.unwrap_or(0) as u32;
+            return What::stream(Graphs { count: count.into(), after_ns }).pack();
+        }
+    };
+    What::marked(kind, age_us).pack()
 }
 
 /// Something that a hostile client does to what it marks.

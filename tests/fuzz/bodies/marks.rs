@@ -87,7 +87,8 @@ struct World {
 
 fn of_kind(kind: Kind) -> usize {
     match kind {
-        Kind::Request => 0,
+        // The honest client marks its units: none is of a stream.
+        Kind::Request | Kind::Stream => 0,
         Kind::Token => 1,
         Kind::Prefill => 2,
     }
@@ -176,7 +177,7 @@ impl World {
     fn begin(&mut self, kind: u8, age: u8) {
         let kind = [Kind::Request, Kind::Token, Kind::Prefill][usize::from(kind % 3)];
         let age_us = (age > 0).then(|| u64::from(age) << (age % 24));
-        let what = What { kind, age_us };
+        let what = What::marked(kind, age_us);
         let marks = &self.honest_client.region.marks;
         let is_free = |place: &usize| self.honest.open.iter().all(|unit| unit.place != *place);
         let Some(place) = (0..OPEN_MARKS_MAX).find(is_free) else {

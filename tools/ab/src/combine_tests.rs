@@ -28,7 +28,6 @@ fn report(seed: u64, pairs: usize, ratio: f64) -> Report {
                 value: Some(if arm == Arm::B { figure * ratio } else { figure }),
                 requests: 100,
                 open: 0,
-                merged: 0,
                 queue_known: 0,
                 hp_p50_ns: None,
                 hp_p99_ns: None,

@@ -374,7 +374,6 @@ impl Experiment {
             value: self.plan.metric.value(&sample, self.plan.slo_ns),
             requests: sample.requests(),
             open,
-            merged: sample.merged,
             queue_known: sample.queue_known,
             hp_p50_ns: sample.quantile_ns(0.5),
             hp_p99_ns: sample.quantile_ns(0.99),

@@ -24,7 +24,6 @@ pub mod interval;
 mod ledger;
 mod lengths;
 mod load;
-pub mod meter;
 pub mod metric;
 pub mod overall;
 mod pace;

@@ -34,8 +34,6 @@ pub struct Block {
     pub requests: u64,
     /// Requests that had not ended when the pair did; they count as their age then.
     pub open: u64,
-    /// Requests of which only number and sum are known.
-    pub merged: u64,
     /// Requests whose time includes what they waited inside the program.
     #[serde(default)]
     pub queue_known: u64,
@@ -314,7 +312,6 @@ impl Report {
     fn think_twice(&self) -> Vec<String> {
         let mut all = Vec::new();
         let requests: u64 = self.blocks.iter().map(|b| b.requests).sum();
-        let merged: u64 = self.blocks.iter().map(|b| b.merged).sum();
         let queue_known: u64 = self.blocks.iter().map(|b| b.queue_known).sum();
         if self.sample_ratio.mismatch {
             all.push(
@@ -329,12 +326,6 @@ impl Report {
                  under different loads do not compare the policies"
                     .into(),
             );
-        }
-        if merged * 100 > requests {
-            all.push(format!(
-                "{merged} of {requests} requests came too quickly one after the other to be told \
-                 apart; their mean was taken for each"
-            ));
         }
         if queue_known < requests && self.plan.metric != Metric::BeThroughput {
             all.push(

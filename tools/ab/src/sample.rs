@@ -2,18 +2,26 @@
 //! neither allocates nor locks for it, and emptied by the experiment.
 
 use crate::lengths::Lengths;
-use crate::meter::Requests;
 
 /// Requests carried over a cut, or under way, that one sample holds: as many as clients.
 const CARRIED_MAX: usize = 4_096;
 
-/// Requests counted at once, so that a client's wild counter stays one client's.
-const TOGETHER_MAX: u64 = 1_000_000;
+/// Where a client's requests are counted.
+pub trait Requests {
+    /// A request took so long, ns.
+    fn request(&mut self, ns: u64);
+    /// A request took so long after it had waited in the program, as the program marked it, ns.
+    fn request_queued(&mut self, queued_ns: u64, ns: u64) {
+        self.request(queued_ns.saturating_add(ns));
+    }
+    /// A request ended that was under way at a cut.
+    fn carry(&mut self, request: Carried);
+}
 
 /// A request that ended here and began before the last cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// When the core first saw it, ns.
+    /// When it began, ns.
     pub began_ns: u64,
     /// Time from the request's begin to its end, ns.
     pub ns: u64,
@@ -28,12 +36,10 @@ pub struct Sample {
     pub to_ns: u64,
     /// Requests that ended here and began before the last cut; not among the others.
     pub carried: Vec<Carried>,
-    /// When the requests that are under way at the end began, as the core saw them, ns.
+    /// When the requests that are under way at the end began, ns.
     pub open: Vec<u64>,
     /// Requests whose time includes what they waited inside the program.
     pub queue_known: u64,
-    /// Requests of which only their number and their sum is known.
-    pub merged: u64,
     /// Best-effort work that ended, in GPU time that it takes undisturbed, ns.
     pub work_ns: u64,
     /// Best-effort launches that ended.
@@ -56,7 +62,6 @@ impl Sample {
             carried: Vec::with_capacity(CARRIED_MAX),
             open: Vec::with_capacity(CARRIED_MAX),
             queue_known: 0,
-            merged: 0,
             work_ns: 0,
             launches: 0,
             be_waited_ns: 0,
@@ -71,7 +76,7 @@ impl Sample {
         (self.from_ns, self.to_ns) = (0, 0);
         self.carried.clear();
         self.open.clear();
-        (self.merged, self.queue_known) = (0, 0);
+        self.queue_known = 0;
         (self.work_ns, self.launches, self.faults) = (0, 0, 0);
         (self.be_waited_ns, self.preemptions) = (0, 0);
     }
@@ -79,15 +84,6 @@ impl Sample {
     /// A request took so long.
     pub fn request(&mut self, ns: u64) {
         self.latencies.add(ns.max(1), 1);
-    }
-
-    /// Adds `count` requests that took `sum_ns` together.
-    pub fn requests_together(&mut self, count: u64, sum_ns: u64) {
-        let count = count.min(TOGETHER_MAX);
-        if count > 0 {
-            self.merged += count;
-            self.latencies.add((sum_ns / count).max(1), count);
-        }
     }
 
     /// A request took so long, and had waited inside the program before, as the program marked it.
@@ -143,7 +139,6 @@ impl Sample {
         self.latencies.extend(&next.latencies);
         next.carried.iter().for_each(|request| self.carry(*request));
         self.open.clone_from(&next.open);
-        self.merged += next.merged;
         self.queue_known += next.queue_known;
         self.work_ns = self.work_ns.saturating_add(next.work_ns);
         self.launches += next.launches;
@@ -162,10 +157,6 @@ impl Default for Sample {
 impl Requests for Sample {
     fn request(&mut self, ns: u64) {
         self.request(ns);
-    }
-
-    fn requests_together(&mut self, count: u64, sum_ns: u64) {
-        self.requests_together(count, sum_ns);
     }
 
     fn request_queued(&mut self, queued_ns: u64, ns: u64) {
@@ -195,18 +186,16 @@ mod tests {
         let mut next = Sample::new();
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
         (first.be_waited_ns, next.be_waited_ns, next.preemptions) = (3, 4, 2);
-        next.requests_together(10, 50_000_000);
-        next.requests_together(0, 7);
         next.carry(Carried { began_ns: 7, ns: 9 });
         next.open_since(8);
         next.request(u64::MAX);
         first.extend(&next);
-        assert_eq!((first.requests(), first.merged, first.work_ns), (111, 10, 5));
+        assert_eq!((first.requests(), first.work_ns), (101, 5));
         assert_eq!((first.from_ns, first.span_ns()), (100, 200));
         assert_eq!((first.be_waited_ns, first.preemptions), (7, 2));
         assert_eq!((first.carried.len(), &first.open), (1, &vec![8]));
         first.request_queued(2_000_000, 1_000_000);
-        assert_eq!((first.queue_known, first.requests()), (1, 112));
+        assert_eq!((first.queue_known, first.requests()), (1, 102));
         first.clear();
         assert!(first.carried.is_empty() && first.open.is_empty());
         assert_eq!((first.requests(), first.quantile_ns(0.5)), (0, None));

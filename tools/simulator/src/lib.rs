@@ -30,6 +30,15 @@
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
 //!
+//! The model:
+//!
+//! - Blocks run in waves of as many as fit 132 SMs. All waves of a kernel take equally long.
+//! - `timeslice`: one process at a time. The GPU changes at the end of a slice, and leaves a process without work at
+//!   once or after lingering.
+//! - `mps`: the older kernel has the room that its blocks take, the younger one the rest.
+//! - A preemptible kernel stops at the end of a wave after the flag arrives. Slices stop between parts.
+//! - Completions are reported and measured as the shim does it.
+//!
 //! `docs/results-simulator.md` says how far to believe it, and against which measurements.
 #![forbid(unsafe_code)]
 

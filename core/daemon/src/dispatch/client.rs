@@ -18,11 +18,10 @@ use super::share::UserPass;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use tally_ab::meter::Meter;
 use tally_contract::objective::Objective;
 use tally_engine::policy::Class;
 use tally_engine::{Action, Measured, Submission};
-use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, submission_flags};
+use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, notify, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
 
@@ -93,11 +92,9 @@ pub struct DispatchClient {
     /// The last turn in which it was woken.
     woken_in: u64,
     pub oddities: Oddities,
-    /// Its requests, for an A/B test.
-    pub meter: Meter,
     /// Its requests, for the status; of high-priority clients.
     pub service: Option<Box<Service>>,
-    /// Units of work that it marks; of high-priority clients.
+    /// Its units of work; of high-priority clients.
     pub marks: Option<Box<Marks>>,
     next_ticket: u64,
     stuck_since_ns: Option<u64>,
@@ -145,7 +142,6 @@ impl DispatchClient {
             to_yield: false,
             woken_in: 0,
             oddities: Oddities::default(),
-            meter: Meter::default(),
             service,
             marks,
             stuck_since_ns: None,
@@ -219,16 +215,13 @@ impl DispatchClient {
         out: &mut Vec<Action>,
     ) -> bool {
         let a = &self.link.region.activity;
+        // Before the units: they begin before it is busy, and end before it is idle.
+        self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let mut has_more = false;
         if let (Some(service), Some(marks)) = (&mut self.service, &mut self.marks) {
             has_more = marks.read(now_ns, &self.link.region.marks, &self.link.core.marks_read);
-            let looked = match marks.has_requests() {
-                true => service.look_at_marks(now_ns, marks),
-                false => service.look(now_ns, a, !self.unanswered.is_empty()),
-            };
-            looked.tell(now_ns, self.link.info.id, engine, out);
+            service.look(now_ns, marks).tell(now_ns, self.link.info.id, engine, out);
         }
-        self.says_busy = a.busy_streams.load(SeqCst) != 0;
         let periods = a.busy_periods.load(Acquire);
         let launches = self.launches.look(now_ns, &self.link.region.counters);
         let (says, still) = (self.says_busy, &mut self.standstill);
@@ -544,22 +537,29 @@ impl DispatchClient {
         self.pending |= 1 << stream;
     }
 
-    /// Say that the core sleeps, or no longer does.
-    pub fn set_parked(&self, parked: bool, notify: bool) {
+    /// Say that the core sleeps, or no longer does; `notify`: what it wants to be woken for ([`notify`]).
+    pub fn set_parked(&self, parked: bool, notify: u32) {
         if self.is_high() {
-            self.link.core.notify_activity.store(u32::from(parked && notify), SeqCst);
+            self.link.core.notify.store(if parked { notify } else { 0 }, SeqCst);
         }
         self.link.core.parked.store(parked.into(), SeqCst);
     }
 
     /// After [`DispatchClient::set_parked`]: whether something came that nobody
     /// will ring for.
-    pub fn has_news(&self, notify: bool) -> bool {
+    pub fn has_news(&self, notify: u32) -> bool {
         let a = &self.link.region.activity;
-        if self.is_high() && notify && (a.busy_streams.load(SeqCst) != 0) != self.says_busy {
+        if self.is_high()
+            && notify & notify::ACTIVITY != 0
+            && (a.busy_streams.load(SeqCst) != 0) != self.says_busy
+        {
             return true;
         }
-        self.has_launches() || self.marks.as_ref().is_some_and(|marks| marks.has_more())
+        let wants_units = notify & notify::UNITS != 0;
+        let has_units = |marks: &Marks| {
+            marks.has_more() || wants_units && marks.has_ended(&self.link.region.marks)
+        };
+        self.has_launches() || self.marks.as_deref().is_some_and(has_units)
     }
 
     /// Whether its ring has something that would be taken.

@@ -53,7 +53,7 @@ impl Harness {
         }
         let sleeps = self.dispatch.may_sleep().then(|| self.dispatch.sleep_ns(now_ns));
         for client in &self.dispatch.clients {
-            client.set_parked(false, false);
+            client.set_parked(false, 0);
         }
         sleeps
     }

@@ -1,16 +1,16 @@
-//! Units of work that a high-priority client marks: requests, tokens, prefills.
+//! Units of work of a high-priority client: requests, tokens and prefills that it marks, and requests that its shim tells
+//! from launches and waits.
 //!
-//! From its first marked request on, a client's requests are the marked ones and not its periods of activity. What
-//! the client states is untrusted: an end before its begin, or in the future, is counted as wrong and ignored; a unit
-//! is no longer than the client has been registered. So a lie changes the figures of its teller only.
+//! From its first marked request on, a client's requests are the marked ones. What the client states is untrusted: an
+//! end before its begin, or in the future, is counted as wrong and ignored; a unit is no longer than the client has been
+//! registered. So a lie changes the figures of its teller only.
 
 use super::service::{SIGNIFICANT_DIGITS, STRETCH_NS, TIMES_NS};
 use hdrhistogram::Histogram;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ab::Sample;
-use tally_ab::meter::Requests;
-use tally_ab::sample::Carried;
+use tally_ab::sample::{Carried, Requests};
 use tally_contract::limits::{OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX};
 use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What};
 
@@ -82,7 +82,7 @@ pub struct UnitNumbers {
     pub p99_ns: u64,
 }
 
-/// What a client has marked.
+/// What a client has marked, and what was lost or wrong of its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MarkNumbers {
     /// Requests are marked ones.
@@ -173,23 +173,38 @@ impl Marks {
         let dropped = from.dropped.load(Relaxed).saturating_sub(self.dropped_before);
         self.dropped = self.dropped.max(dropped);
         self.has_more = from.next.load(Acquire) != self.next && self.take(now_ns, from);
+        // The client frees the place of a unit after it has reported the end.
+        for unit in &self.ended {
+            if let Some(at) = self.open.iter().position(|came_ns| *came_ns == unit.came_ns) {
+                self.open.swap_remove(at);
+            }
+        }
         if read.load(Relaxed) != self.next {
             read.store(self.next, Release);
         }
         self.is_first = self.has_requests && !had_requests;
+        if self.is_first {
+            // Others were told from its launches, of the same work or of what came before.
+            self.ended.retain(|unit| unit.kind == Kind::Request);
+            self.look_at_open(now_ns, from);
+        }
         self.has_more
     }
 
     fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
         self.open.clear();
-        for (began_ns, What { kind, age_us }) in from.open() {
+        let possible = |ns: u64| ns.clamp(self.registered_ns, now_ns.max(self.registered_ns));
+        for (began_ns, What { kind, age_us, .. }) in from.open() {
             self.has_any = true;
             if kind == Kind::Request {
                 let came_ns = began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000));
-                self.open.push(came_ns.clamp(self.registered_ns, now_ns.max(self.registered_ns)));
+                self.open.push(possible(came_ns));
             }
         }
         self.has_requests |= !self.open.is_empty();
+        if !self.has_requests {
+            self.open.extend(from.open_streams().map(possible));
+        }
     }
 
     fn take(&mut self, now_ns: u64, from: &theirs::Marks) -> bool {
@@ -226,12 +241,18 @@ impl Marks {
     }
 
     fn take_one(&mut self, now_ns: u64, stated: Stated) {
-        self.has_any = true;
         let Some(unit) = self.checked(now_ns, stated) else {
             self.wrong += 1;
             return;
         };
+        self.has_any |= unit.kind != Kind::Stream;
         let times = match unit.kind {
+            Kind::Stream => {
+                if !self.has_requests {
+                    self.ended.push(unit);
+                }
+                return;
+            }
             Kind::Request => {
                 self.has_requests = true;
                 self.ended.push(unit);
@@ -247,7 +268,7 @@ impl Marks {
 
     /// A unit as it may have been; `None` if it cannot.
     fn checked(&mut self, now_ns: u64, stated: Stated) -> Option<Unit> {
-        let What { kind, age_us } = What::unpack(stated.what)?;
+        let What { kind, age_us, .. } = What::unpack(stated.what)?;
         let Stated { began_ns, ended_ns, .. } = stated;
         if ended_ns < began_ns || ended_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
             return None;
@@ -266,12 +287,12 @@ impl Marks {
         self.has_more
     }
 
-    /// Whether the client's requests are marked ones.
-    pub fn has_requests(&self) -> bool {
-        self.has_requests
+    /// Whether a unit has ended since the last pass.
+    pub fn has_ended(&self, from: &theirs::Marks) -> bool {
+        from.poll(self.next) != Polled::Empty
     }
 
-    /// Whether they are since the last pass: what was counted before were periods of activity.
+    /// Whether requests are marked ones since the last pass: what was counted before was not.
     pub fn is_first(&self) -> bool {
         self.is_first
     }

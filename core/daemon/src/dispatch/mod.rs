@@ -59,6 +59,7 @@ use std::sync::atomic::Ordering::{Release, SeqCst};
 use tally_decision_log::{Recorded, Recorder};
 use tally_engine::Action;
 use tally_engine::policy::{Decision, Policy, Subscriptions};
+use tally_ipc::layout::notify;
 use tally_ipc::ring::Answer;
 use tally_ipc::wait::{self, now_ns};
 use tokio::sync::{mpsc, oneshot};
@@ -238,6 +239,13 @@ impl Dispatch {
             || self.measuring.is_on()
     }
 
+    /// What a core that sleeps wants to be woken for. The end of a unit matters only to launches that the policy holds.
+    fn wants_news(&self) -> u32 {
+        let units = self.policy().subscriptions().has(Subscriptions::UNITS);
+        let activity = if self.wants_high_activity() { notify::ACTIVITY } else { 0 };
+        activity | if units && self.engine.has_waiting() { notify::UNITS } else { 0 }
+    }
+
     /// Write the engine's answers into the regions and wake who waits for them.
     fn apply(&mut self, now: u64) {
         let mut answered_ns = None;
@@ -275,13 +283,13 @@ impl Dispatch {
             self.parker.sleep(self.sleep_ns(now));
         }
         for c in &self.clients {
-            c.set_parked(false, false);
+            c.set_parked(false, 0);
         }
     }
 
     /// Say that the core sleeps. True if nothing has come that nobody will ring for.
     fn may_sleep(&self) -> bool {
-        let notify = self.wants_high_activity();
+        let notify = self.wants_news();
         for c in &self.clients {
             c.set_parked(true, notify);
         }

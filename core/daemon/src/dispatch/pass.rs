@@ -26,7 +26,7 @@ impl Dispatch {
                 &mut self.actions,
             );
         }
-        self.measuring.look(now, self.clients.iter_mut());
+        self.measuring.look(self.clients.iter_mut());
         active |= self.take_completions(now, share);
         if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {
             self.engine.tick(now, &mut self.actions);

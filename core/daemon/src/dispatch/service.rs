@@ -1,27 +1,22 @@
 //! How long a high-priority client's requests took lately, and how many kept its objective.
 //!
-//! A request is what the client marks as one ([`super::marks`]), else a period of activity, as in an A/B test
-//! ([`super::measure`]). One that was under way when the client
-//! registered is not counted. Recent figures are of the last five to ten minutes: two stretches take turns.
+//! A request is what the client marks as one, or what its shim tells from launches and waits ([`super::marks`]). Recent
+//! figures are of the last five to ten minutes: two stretches take turns.
 
+use super::Engine;
 use super::marks::Marks;
-use super::{Engine, measure};
 use hdrhistogram::Histogram;
 use tally_ab::accident::Before;
-use tally_ab::meter::{Meter, Requests};
-use tally_ab::sample::Carried;
+use tally_ab::sample::{Carried, Requests};
 use tally_contract::objective::Objective;
 use tally_engine::policy::ClientId;
 use tally_engine::{Action, EndedUnits};
-use tally_ipc::layout::Activity;
 
 /// Length of a stretch, ns.
 pub(super) const STRETCH_NS: u64 = 300_000_000_000;
 /// Times told apart, ns: 1 us to 1 h, to a hundredth.
 pub(super) const TIMES_NS: [u64; 2] = [1_000, 3_600_000_000_000];
 pub(super) const SIGNIFICANT_DIGITS: u8 = 2;
-/// Requests counted at once, so that a client's wild counter stays within a stretch.
-const TOGETHER_MAX: u64 = 1_000_000;
 
 #[derive(Debug)]
 struct Stretch {
@@ -68,11 +63,6 @@ impl Stretch {
         Stretch { times, within: 0, slo_ns: u64::MAX, look: (0, 0) }
     }
 
-    fn add(&mut self, count: u64, sum_ns: u64) {
-        let (requests, all_ns) = self.look;
-        self.look = (requests + count, all_ns.saturating_add(sum_ns));
-    }
-
     fn clear(&mut self) {
         self.times.reset();
         self.within = 0;
@@ -83,15 +73,8 @@ impl Requests for Stretch {
     fn request(&mut self, ns: u64) {
         self.times.saturating_record(ns.max(1));
         self.within += u64::from(ns <= self.slo_ns);
-        self.add(1, ns);
-    }
-
-    fn requests_together(&mut self, count: u64, sum_ns: u64) {
-        let Some(mean_ns) = sum_ns.checked_div(count) else { return };
-        let count = count.min(TOGETHER_MAX);
-        self.times.saturating_record_n(mean_ns.max(1), count as u32);
-        self.within += if mean_ns <= self.slo_ns { count } else { 0 };
-        self.add(count, mean_ns.saturating_mul(count));
+        let (requests, all_ns) = self.look;
+        self.look = (requests + 1, all_ns.saturating_add(ns));
     }
 
     fn carry(&mut self, _: Carried) {}
@@ -115,7 +98,6 @@ pub struct ServiceNumbers {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Service {
-    meter: Meter,
     /// When the oldest request under way began, as of the last look.
     open_ns: Option<u64>,
     objective: Option<Objective>,
@@ -131,16 +113,14 @@ pub struct Service {
 impl Service {
     pub fn new(objective: Option<Objective>, now_ns: u64) -> Self {
         let (now, before) = (Stretch::new(), Stretch::new());
-        let (meter, over) = (Meter::default(), [0; 2]);
         let mut service = Service {
-            meter,
             open_ns: None,
             objective,
             now,
             before,
             turned_ns: now_ns,
             recent_since_ns: None,
-            over,
+            over: [0; 2],
         };
         service.set_objective(objective);
         service
@@ -172,9 +152,9 @@ impl Service {
         self.recent_since_ns.get_or_insert(now_ns);
     }
 
-    /// Counts marked requests that ended in this pass. At the first one what was counted before is forgotten: it was
-    /// activity of the same requests, or before them.
-    pub fn look_at_marks(&mut self, now_ns: u64, marks: &Marks) -> Looked {
+    /// Counts requests that ended in this pass. At the first marked one what was counted before is forgotten: it was of
+    /// the same requests, or before them.
+    pub fn look(&mut self, now_ns: u64, marks: &Marks) -> Looked {
         self.turn(now_ns);
         if marks.is_first() {
             self.now.clear();
@@ -184,15 +164,6 @@ impl Service {
         }
         marks.count(&mut self.now);
         Looked { begins_anew: marks.is_first(), ..self.looked(marks.oldest_open_ns()) }
-    }
-
-    /// Counts what ended since the last look; `waits`: a launch is held.
-    pub fn look(&mut self, now_ns: u64, activity: &Activity, waits: bool) -> Looked {
-        self.turn(now_ns);
-        let Some(look) = measure::look(activity) else { return Looked::default() };
-        let look = if waits { measure::held(look) } else { look };
-        self.meter.look(look, now_ns, &mut self.now);
-        self.looked(self.meter.open_since_ns())
     }
 
     /// What is new, now that the oldest request under way began then.
@@ -261,34 +232,53 @@ pub fn recent<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering::SeqCst;
+    use std::sync::atomic::AtomicU64;
+    use tally_ipc::ClientRegion;
+    use tally_ipc::map::Mapped;
+    use tally_ipc::marks::{Graphs, Stated, What};
 
     const MS: u64 = 1_000_000;
 
-    /// A request as the shim writes it down.
-    fn request(a: &Activity, from_ns: u64, to_ns: u64) {
-        a.busy_streams.store(1, SeqCst);
-        a.busy_since_ns.store(from_ns, SeqCst);
-        a.busy_periods.fetch_add(1, SeqCst);
-        a.busy_streams.store(0, SeqCst);
-        a.idle_since_ns.store(to_ns, SeqCst);
-        a.busy_total_ns.fetch_add(to_ns - from_ns, SeqCst);
+    /// What its shim writes, and what the core makes of it.
+    struct Client {
+        region: Mapped<ClientRegion>,
+        read: AtomicU64,
+        marks: Marks,
+    }
+
+    impl Client {
+        fn new(now_ns: u64) -> Self {
+            let (_file, region) = tally_ipc::map::create_client().unwrap();
+            let read = AtomicU64::new(0);
+            let marks = Marks::new(&region.marks, &read, now_ns);
+            Client { region, read, marks }
+        }
+
+        fn request(&self, began_ns: u64, ended_ns: u64) {
+            let what = What::stream(Graphs::default()).pack();
+            let _ = self.region.marks.publish(0, Stated { began_ns, ended_ns, what });
+        }
+
+        fn look(&mut self, now_ns: u64, service: &mut Service) -> Looked {
+            self.marks.read(now_ns, &self.region.marks, &self.read);
+            service.look(now_ns, &self.marks)
+        }
     }
 
     #[test]
     fn requests_are_counted_against_the_objective() {
-        let (_file, region) = tally_ipc::map::create_client().unwrap();
-        let (a, mut now) = (&region.activity, 1_000 * MS);
+        let mut now = 1_000 * MS;
+        let mut client = Client::new(now);
         let objective = Objective { slo_ns: 3 * MS, percentile: 99.0 };
         let mut service = Service::new(Some(objective), now);
-        service.look(now, a, false);
+        client.look(now, &mut service);
         for took in [1, 2, 3, 4] {
-            request(a, now + MS, now + MS + took * MS);
+            client.request(now + MS, now + MS + took * MS);
             now += 10 * MS;
             let ended = Some(EndedUnits { units: 1, took_ns: took * MS });
-            assert_eq!(service.look(now, a, false), Looked { ended, ..Looked::default() });
+            assert_eq!(client.look(now, &mut service), Looked { ended, ..Looked::default() });
         }
-        assert_eq!(service.look(now, a, false), Looked::default());
+        assert_eq!(client.look(now, &mut service), Looked::default());
         let n = service.numbers();
         assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (4, 3, 4, 3));
         assert!(
@@ -298,14 +288,14 @@ mod tests {
 
         // What is recent begins anew with another objective; totals go on.
         service.set_objective(Some(Objective { slo_ns: MS, ..objective }));
-        request(a, now + MS, now + 3 * MS);
-        service.look(now + 10 * MS, a, false);
+        client.request(now + MS, now + 3 * MS);
+        client.look(now + 10 * MS, &mut service);
         let n = service.numbers();
         assert_eq!((n.requests, n.requests_within, n.recent, n.recent_within), (5, 3, 1, 0));
 
         service.set_objective(None);
-        request(a, now + 11 * MS, now + 12 * MS);
-        service.look(now + 20 * MS, a, false);
+        client.request(now + 11 * MS, now + 12 * MS);
+        client.look(now + 20 * MS, &mut service);
         let n = service.numbers();
         assert_eq!((n.objective, n.requests, n.requests_within, n.recent_within), (None, 6, 3, 0));
     }
@@ -313,14 +303,14 @@ mod tests {
     /// Ten requests in 10 s, of which three take longer than 5 ms.
     #[test]
     fn recent_requests_are_counted_against_limits() {
-        let (_file, region) = tally_ipc::map::create_client().unwrap();
-        let (a, start) = (&region.activity, 1_000 * MS);
+        let start = 1_000 * MS;
+        let mut client = Client::new(start);
         let mut service = Service::new(None, start);
-        service.look(start, a, false);
+        client.look(start, &mut service);
         for at in 0..10 {
             let now = start + (1_000 * at + 500) * MS;
-            request(a, now, now + if at < 3 { 8 * MS } else { 2 * MS });
-            service.look(now + 100 * MS, a, false);
+            client.request(now, now + if at < 3 { 8 * MS } else { 2 * MS });
+            client.look(now + 100 * MS, &mut service);
         }
         let now = start + 10_000 * MS;
         let both = recent([&service, &service].into_iter(), now, &[5 * MS, u64::MAX]);
@@ -335,14 +325,14 @@ mod tests {
 
     #[test]
     fn what_is_old_is_not_recent() {
-        let (_file, region) = tally_ipc::map::create_client().unwrap();
-        let (a, mut now) = (&region.activity, 1_000 * MS);
+        let mut now = 1_000 * MS;
+        let mut client = Client::new(now);
         let mut service = Service::new(None, now);
-        service.look(now, a, false);
-        request(a, now + MS, now + 3 * MS);
+        client.look(now, &mut service);
+        client.request(now + MS, now + 3 * MS);
         for recent in [1, 1, 0] {
             now += STRETCH_NS;
-            service.look(now, a, false);
+            client.look(now, &mut service);
             assert_eq!((service.numbers().requests, service.numbers().recent), (1, recent));
         }
     }

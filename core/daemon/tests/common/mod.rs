@@ -379,7 +379,7 @@ impl Client {
             a.idle_since_ns.store(now_ns(), Relaxed);
         }
         a.busy_streams.store(busy.into(), SeqCst);
-        if self.core.notify_activity.load(SeqCst) != 0 {
+        if self.core.notify.load(SeqCst) != 0 {
             self.ring();
         }
     }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 typedef int R;
 typedef unsigned P;
@@ -19,14 +20,14 @@ R cuLaunchKernelEx(const void *, void *, void **, void **); R cuGraphLaunch(void
 R cuStreamSynchronize(void *); R cuStreamQuery(void *); R cuCtxSynchronize(void); R cuEventCreate(void **, P); R cuEventRecord(void *, void *);
 R cuEventSynchronize(void *); R cuEventQuery(void *); R cuMemcpyDtoH_v2(void *, unsigned long long, size_t); R cuStreamCreate(void **, P);
 R cuStreamDestroy_v2(void *); R cuStreamBeginCapture_v2(void *, int); R cuStreamEndCapture(void *, void **); R cuModuleLoadData(void **, const void *);
-R cuModuleGetFunction(void **, void *, const char *); R cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+R cuModuleGetFunction(void **, void *, const char *); R cuStreamWaitEvent(void *, void *, P); R cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
 #define NAMES(X) X(cuInit, "cuInit") X(cuLaunchKernel, "cuLaunchKernel") X(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel") \
   X(cuLaunchKernelEx, "cuLaunchKernelEx") X(cuGraphLaunch, "cuGraphLaunch") X(cuLaunchHostFunc, "cuLaunchHostFunc") \
   X(cuStreamSynchronize, "cuStreamSynchronize") X(cuStreamQuery, "cuStreamQuery") X(cuCtxSynchronize, "cuCtxSynchronize") \
   X(cuEventCreate, "cuEventCreate") X(cuEventRecord, "cuEventRecord") X(cuEventSynchronize, "cuEventSynchronize") X(cuEventQuery, "cuEventQuery") \
   X(cuMemcpyDtoH_v2, "cuMemcpyDtoH") X(cuStreamCreate, "cuStreamCreate") X(cuStreamDestroy_v2, "cuStreamDestroy") \
   X(cuStreamBeginCapture_v2, "cuStreamBeginCapture") X(cuStreamEndCapture, "cuStreamEndCapture") X(cuModuleLoadData, "cuModuleLoadData") \
-  X(cuModuleGetFunction, "cuModuleGetFunction") X(cuGraphInstantiateWithFlags, "cuGraphInstantiate")
+  X(cuModuleGetFunction, "cuModuleGetFunction") X(cuGraphInstantiateWithFlags, "cuGraphInstantiate") X(cuStreamWaitEvent, "cuStreamWaitEvent")
 #define FIELD(f, n) __typeof__(f) *f;
 static struct { NAMES(FIELD) } cu;
 static void *lib;
@@ -94,6 +95,8 @@ int main(void) {
     else if (IS("event")) { if (!event[a]) cu.cuEventCreate(&event[a], 0); printf("%d\n", cu.cuEventRecord(event[a], stream[b])); }
     else if (IS("evsync")) printf("%d\n", cu.cuEventSynchronize(event[a]));
     else if (IS("evquery")) printf("%d\n", cu.cuEventQuery(event[a]));
+    else if (IS("join")) printf("%d\n", cu.cuStreamWaitEvent(stream[a], event[b], 0));
+    else if (IS("now")) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); printf("%lld\n", t.tv_sec * 1000000000LL + t.tv_nsec); }
     else if (IS("control")) { sscanf(line, "%*s %127s %d", name, &a); printf("%d\n", control(name, a)); }
     else if (IS("threads")) { pthread_t t[32]; void *r, *bad = 0; per_thread = b; 
       for (intptr_t i = 0; i < a; i++) pthread_create(&t[i], 0, worker, (void *)(i + 1));

@@ -1,13 +1,12 @@
 //! Policies that look good if one does not look closely, tried on a service in virtual time:
-//! its requests, the meter of the core, and the experiment as the core runs it.
+//! its requests as the core counts them, and the experiment as the core runs it.
 
 use super::{exponential, normal};
 use crate::design::{Arm, Plan};
 use crate::experiment::{Action, Experiment};
-use crate::meter::{Look, Meter};
 use crate::metric::Metric;
 use crate::report::{ArmSource, Report};
-use crate::sample::Sample;
+use crate::sample::{Carried, Sample};
 use fastrand::Rng;
 
 /// Requests a second, of the whole service.
@@ -46,10 +45,12 @@ impl Trap {
     ];
 }
 
-/// One thread of the service, with the core's view of it.
+/// One thread of the service.
 struct Client {
-    words: Look,
-    meter: Meter,
+    /// When the request under way began, ns.
+    began_ns: Option<u64>,
+    /// Requests that began before are carried over a cut.
+    cut_ns: u64,
     now_ns: u64,
     arrival_ns: u64,
     /// Time left of the request under way, ns.
@@ -73,12 +74,11 @@ impl Service {
             Trap::SingleThreadedStalls | Trap::StallsAtItsStart => 1,
             _ => 8,
         };
-        let words = Look { busy: false, periods: 0, since_ns: 0, idle_ns: 0, total_ns: 0 };
         let mut random = Rng::with_seed(seed);
         let clients = (0..threads)
             .map(|_| Client {
-                words,
-                meter: Meter::default(),
+                began_ns: None,
+                cut_ns: 0,
                 now_ns: 0,
                 arrival_ns: (exponential(&mut random) * f64::from(threads) / RATE * 1e9) as u64,
                 left_ns: 0,
@@ -118,14 +118,14 @@ impl Service {
         }
     }
 
-    /// Go on until then; the core looks at each change.
+    /// Go on until then.
     fn run(&mut self, until_ns: u64, sample: &mut Sample) {
         let frozen_ns = self.frozen_until().min(until_ns);
         let threads = self.clients.len() as f64;
         for at in 0..self.clients.len() {
             loop {
                 let c = &mut self.clients[at];
-                if c.words.busy {
+                if let Some(began_ns) = c.began_ns {
                     c.now_ns = c.now_ns.max(frozen_ns);
                     let end_ns = c.now_ns + c.left_ns;
                     if end_ns > until_ns {
@@ -133,8 +133,12 @@ impl Service {
                         break;
                     }
                     c.now_ns = end_ns;
-                    (c.words.busy, c.words.idle_ns) = (false, end_ns);
-                    c.words.total_ns += end_ns - c.words.since_ns;
+                    c.began_ns = None;
+                    let ns = end_ns - began_ns;
+                    match began_ns < c.cut_ns {
+                        true => sample.carry(Carried { began_ns, ns }),
+                        false => sample.request(ns),
+                    }
                 } else {
                     let start_ns = c.arrival_ns.max(c.now_ns);
                     if start_ns > until_ns {
@@ -145,15 +149,10 @@ impl Service {
                     let c = &mut self.clients[at];
                     (c.now_ns, c.left_ns) = (start_ns, left_ns);
                     c.arrival_ns += gap_ns as u64;
-                    (c.words.busy, c.words.since_ns) = (true, start_ns);
-                    c.words.periods += 1;
+                    c.began_ns = Some(start_ns);
                 }
-                let c = &mut self.clients[at];
-                c.meter.look(c.words, c.now_ns, sample);
             }
-            let c = &mut self.clients[at];
-            c.now_ns = until_ns;
-            c.meter.look(c.words, until_ns, sample);
+            self.clients[at].now_ns = until_ns;
         }
     }
 }
@@ -188,9 +187,9 @@ pub fn test(trap: Trap, plan: Plan) -> Report {
         sample.to_ns = now_ns;
         (sample.work_ns, sample.launches) = (sample.span_ns() / 3, 1);
         for client in &mut service.clients {
-            client.meter.open_since_ns().into_iter().for_each(|began| sample.open_since(began));
+            client.began_ns.into_iter().for_each(|began| sample.open_since(began));
             if cut {
-                client.meter.cut();
+                client.cut_ns = now_ns;
             }
         }
         match arm {

@@ -21,7 +21,7 @@ impl Client {
     }
 
     fn ended(&self, kind: Kind, age_us: Option<u64>, began_ns: u64, ended_ns: u64) {
-        let what = What { kind, age_us }.pack();
+        let what = What::marked(kind, age_us).pack();
         let unit = Stated { began_ns, ended_ns, what };
         let _ = self.region.marks.publish(self.read.load(Relaxed), unit);
     }
@@ -55,19 +55,19 @@ fn is_about(ns: u64, expected_ns: u64) -> bool {
 #[test]
 fn requests_are_marked_ones_from_the_first_that_begins() {
     let mut client = Client::new();
-    assert!(!client.read(START + MS) && !client.marks.has_requests());
+    assert!(!client.read(START + MS) && !client.marks.has_requests);
     assert_eq!(client.marks.numbers(START + MS), None);
-    let what = What { kind: Kind::Request, age_us: Some(500) }.pack();
+    let what = What::marked(Kind::Request, Some(500)).pack();
     client.region.marks.begin(9, START + 2 * MS, what);
     client.read(START + 3 * MS);
-    assert!(client.marks.has_requests() && client.marks.is_first());
+    assert!(client.marks.has_requests && client.marks.is_first());
     assert_eq!(client.marks.open_since_ns(), [START + 2 * MS - 500_000]);
     let numbers = client.numbers(START + 3 * MS);
     assert_eq!((numbers.open, numbers.oldest_ns), (1, MS + 500_000));
     client.region.marks.free(9);
     client.ended(Kind::Request, Some(500), START + 2 * MS, START + 4 * MS);
     client.read(START + 5 * MS);
-    assert!(client.marks.has_requests() && !client.marks.is_first());
+    assert!(client.marks.has_requests && !client.marks.is_first());
     let (requests, longest_ns, _) = client.sampled();
     assert_eq!((requests, client.numbers(START + 5 * MS).open), (1, 0));
     assert!(is_about(longest_ns, 2 * MS + 500_000), "its time in the queue counts: {longest_ns}");
@@ -104,7 +104,7 @@ fn lies_are_ignored_or_bounded_by_the_time_since_registration() {
     let _ = client.region.marks.publish(0, stated);
     client.read(now);
     assert_eq!((client.sampled().0, client.numbers(now).wrong), (0, 4));
-    assert!(!client.marks.has_requests());
+    assert!(!client.marks.has_requests);
 
     let year_us = 365 * 86_400 * 1_000_000;
     client.ended(Kind::Request, Some(year_us), START + 2 * MS, START + 3 * MS);
@@ -117,7 +117,7 @@ fn lies_are_ignored_or_bounded_by_the_time_since_registration() {
 
     // Open ones are no older, and not in the future.
     for (place, began_ns) in [(0, 3), (1, u64::MAX)] {
-        let what = What { kind: Kind::Request, age_us: Some(year_us) }.pack();
+        let what = What::marked(Kind::Request, Some(year_us)).pack();
         client.region.marks.begin(place, began_ns, what);
     }
     client.read(now);
@@ -240,4 +240,74 @@ fn a_ring_that_leads_in_circles_is_left() {
     client.request(START + 2 * MS, START + 3 * MS);
     client.read(START + 4 * MS);
     assert_eq!(client.sampled().0, 1);
+}
+
+impl Client {
+    /// A unit that the shim tells, as it does.
+    fn unit(&self, began_ns: u64, ended_ns: u64) {
+        let what = What::stream(theirs::Graphs::default()).pack();
+        let unit = Stated { began_ns, ended_ns, what };
+        let _ = self.region.marks.publish(self.read.load(Relaxed), unit);
+    }
+}
+
+#[test]
+fn units_of_streams_are_requests_until_one_is_marked() {
+    let mut client = Client::new();
+    client.region.marks.show_stream(3, START + MS);
+    client.read(START + 2 * MS);
+    assert_eq!(client.marks.open_since_ns(), [START + MS]);
+    assert_eq!(client.marks.numbers(START + 2 * MS), None, "none is marked");
+    // The next was launched before this one ended.
+    client.unit(START + MS, START + 4 * MS);
+    client.region.marks.show_stream(3, START + 3 * MS);
+    client.read(START + 5 * MS);
+    let (requests, longest_ns, _) = client.sampled();
+    assert!(requests == 1 && is_about(longest_ns, 3 * MS), "{requests} {longest_ns}");
+    assert_eq!(client.marks.open_since_ns(), [START + 3 * MS]);
+    // Of one pass: it is the same work.
+    client.unit(START + 3 * MS, START + 6 * MS);
+    client.request(START + 2 * MS, START + 6 * MS);
+    client.unit(START + 6 * MS, START + 7 * MS);
+    client.read(START + 8 * MS);
+    assert!(client.marks.is_first() && client.marks.open_since_ns().is_empty());
+    let (requests, longest_ns, _) = client.sampled();
+    assert!(requests == 1 && is_about(longest_ns, 4 * MS), "{requests} {longest_ns}");
+    client.unit(START + 8 * MS, START + 9 * MS);
+    client.read(START + 10 * MS);
+    assert_eq!((client.sampled().0, client.numbers(START + 10 * MS).wrong), (0, 0));
+}
+
+#[test]
+fn a_unit_that_has_ended_is_not_open_though_its_place_is_not_free_yet() {
+    let mut client = Client::new();
+    client.region.marks.show_stream(0, START + MS);
+    client.region.marks.begin(5, START + MS + 1, What::marked(Kind::Token, None).pack());
+    client.read(START + 2 * MS);
+    client.unit(START + MS, START + 3 * MS);
+    for now in [START + 3 * MS, START + 4 * MS] {
+        client.read(now);
+        assert!(client.marks.open_since_ns().is_empty());
+    }
+    client.region.marks.show_stream(0, 0);
+    client.read(START + 5 * MS);
+    assert!(client.marks.open_since_ns().is_empty());
+}
+
+#[test]
+fn lies_of_a_shim_are_ignored_or_bounded() {
+    let mut client = Client::new();
+    let now = START + 10 * MS;
+    client.unit(START + 5 * MS, START + 4 * MS);
+    client.unit(START, now + AHEAD_NS_MAX + 1);
+    client.unit(u64::MAX, 0);
+    client.unit(7, START + 6 * MS);
+    client.region.marks.streams.iter().for_each(|word| word.store(u64::MAX, Release));
+    client.region.marks.changes.fetch_add(1, Release);
+    client.read(now);
+    let (requests, longest_ns, _) = client.sampled();
+    assert!(requests == 1 && is_about(longest_ns, 6 * MS), "{requests} {longest_ns}");
+    let numbers = client.numbers(now);
+    assert_eq!((numbers.wrong, numbers.shortened, numbers.has_requests), (3, 1, false));
+    assert_eq!(client.marks.open_since_ns(), [now; tally_contract::limits::STREAM_SLOTS]);
 }
