@@ -38,8 +38,10 @@
 //! nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for; then until enough do
 //! again.
 //!
+//! Several best-effort clients share what they get by weight ([`tally_fairness`]).
+//!
 //! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
-//! high-priority work is active, and best-effort clients take turns.
+//! high-priority work is active.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
 mod service;
@@ -48,11 +50,12 @@ mod share;
 
 use service::Service;
 use settings::Settings;
+use tally_fairness::Rounds;
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
     Answer, Client, ClientId, Clients, Counters, Decision, Form, HOLD_UNTIL_CHANGE, Launch, Level,
-    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Turns, UNKNOWN, Units,
+    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, UNKNOWN, Units,
     WINDOW_OPEN,
 };
 
@@ -61,7 +64,7 @@ tally_sdk::reasons! {
     Spent = "a service's open unit can spare no more time",
     IdleGap = "the idle gap after a service's unit",
     HighActive = "high-priority work is active",
-    NotItsTurn = "another best-effort client's turn",
+    NotItsTurn = "other best-effort clients' share of the GPU",
     Alone = "no high-priority client is connected",
     Between = "no unit is open",
     Spare = "the open units can spare the time",
@@ -95,7 +98,7 @@ pub struct Herald {
     /// What was saved of services that have not joined since.
     remembered: Vec<String>,
     clients: Clients,
-    turns: Turns,
+    rounds: Rounds,
     forms: Forms,
     window_ns: u64,
     /// Best-effort clients have been asked to yield since then.
@@ -121,7 +124,7 @@ impl Policy for Herald {
             services: Vec::new(),
             remembered: Vec::new(),
             clients: Clients::default(),
-            turns: Turns::new(settings.turn_ns),
+            rounds: Rounds::default(),
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
             yielded_since_ns: None,
@@ -142,7 +145,7 @@ impl Policy for Herald {
             return self.in_turns(launch);
         }
         if launch.high_clients == 0 {
-            return Decision::Run(self.settings.lease_launches).because(Reason::Alone);
+            return self.alone(launch);
         }
         if self.sm_count != launch.sm_count {
             self.sm_count = launch.sm_count;
@@ -172,6 +175,9 @@ impl Policy for Herald {
         }
         if !within && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
+        }
+        if let Some(hold) = self.rounds.hold(launch) {
+            return hold.because(Reason::NotItsTurn);
         }
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns));
         if let Some(sms) = beside.filter(|_| within) {
@@ -230,13 +236,20 @@ impl Membership for Herald {
         if self.clients.high() + self.clients.best_effort() == 0 {
             // The core knows it once it has clients.
             self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
+            self.rounds = match self.time_sliced {
+                true => Rounds::one_at_a_time(self.settings.turn_ns),
+                false => Rounds::side_by_side(self.settings.turn_ns),
+            };
         }
         self.clients.joined(client);
-        if client.class == PriorityClass::High {
-            let mut service = Service::new(client.id, self.sm_count);
-            service.ask();
-            self.remembered.retain(|line| !service.remember(line));
-            self.services.push(service);
+        match client.class {
+            PriorityClass::High => {
+                let mut service = Service::new(client.id, self.sm_count);
+                service.ask();
+                self.remembered.retain(|line| !service.remember(line));
+                self.services.push(service);
+            }
+            PriorityClass::BestEffort => self.rounds.joined(client),
         }
         self.changed();
     }
@@ -244,7 +257,7 @@ impl Membership for Herald {
     fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
         self.clients.left(client);
-        self.turns.left(client);
+        self.rounds.left(client);
         self.changed();
         self.go_on(now_ns);
         self.counters.hand_over();
@@ -258,14 +271,22 @@ impl Herald {
         if launch.high_clients > 0 && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if self.clients.best_effort() > 1
-            && let wait_ns @ 1.. = self.turns.wait_ns(launch)
-        {
-            return Decision::Hold(wait_ns).because(Reason::NotItsTurn);
+        if launch.high_clients == 0 {
+            return self.alone(launch);
         }
-        let is_alone = launch.high_clients == 0 && self.clients.best_effort() == 1;
-        let lease = if is_alone { self.settings.lease_launches } else { 0 };
-        Decision::Run(lease).because(if is_alone { Reason::Alone } else { Reason::Between })
+        match self.rounds.hold(launch) {
+            Some(hold) => hold.because(Reason::NotItsTurn),
+            None => Decision::Run(0).because(Reason::Between),
+        }
+    }
+
+    /// While no high-priority client is connected.
+    fn alone(&mut self, launch: &Launch) -> Answer {
+        if let Some(hold) = self.rounds.hold(launch) {
+            return hold.because(Reason::NotItsTurn);
+        }
+        let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+        Decision::Run(lease).because(Reason::Alone)
     }
 
     /// SMs for a launch on which each open unit can bear it for as long as it takes.
@@ -338,11 +359,12 @@ impl Herald {
         let shared_ns =
             spare_ns.map_or(most_ns, |ns| (ns / 2).clamp(least_ns.min(most_ns), most_ns));
         let window_ns = match (self.time_sliced, is_alone) {
-            (true, _) if self.clients.best_effort() > 1 => self.turns.window_ns(),
             (true, _) => self.settings.turn_ns,
             (false, true) => WINDOW_OPEN,
             (false, false) => shared_ns,
         };
+        let turn_ns = if self.rounds.is_shared() { self.rounds.window_ns() } else { WINDOW_OPEN };
+        let window_ns = window_ns.min(turn_ns);
         // Small changes are not worth a call each.
         if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
             self.window_ns = window_ns;
@@ -350,7 +372,7 @@ impl Herald {
         let yields = !self.time_sliced && self.services.iter().any(Service::is_strict);
         self.clients.set_terms(Terms {
             window_ns: self.window_ns,
-            leases: is_alone,
+            leases: is_alone && !self.rounds.is_shared(),
             yields: yields.then_some(self.settings.idle_gap_ns),
         });
     }

@@ -17,7 +17,7 @@ pub struct Settings {
     pub light_sms_percent: u32,
     /// How a form is chosen for what cannot be borne whole.
     pub forms: tally_forms::Settings,
-    /// `turn_us`: GPU time of a best-effort client's turn where contexts take turns.
+    /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round.
     pub turn_ns: u64,
     /// `lease_launches`: launches that start unasked while no high-priority client is connected.
     pub lease_launches: u32,

@@ -1,6 +1,6 @@
 use super::*;
 use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
-use tally_sdk::{Form, FormsOffered, LaunchState, NEVER};
+use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -385,5 +385,36 @@ fn a_wrong_configuration_is_refused() {
     for (text, why) in [("idle_gap_us = -1", "idle_gap_us"), ("slo_ms = 3", "slo_ms")] {
         let error = Herald::init(text).err().unwrap();
         assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn several_best_effort_clients_share_what_units_can_spare_by_weight() {
+    for mode in [SharingMode::TimeSliced, SharingMode::Concurrent] {
+        testing::set_sharing_mode(mode);
+        let mut b = Bench::new(30 * MS);
+        b.policy.joined(1, &client(7, PriorityClass::BestEffort));
+        b.units(20, MS);
+        calls();
+        let charged = |of_batch: u64, of_other: u64| {
+            let state = |id, charged_ns| ClientState {
+                charged_ns,
+                waiting_since_ns: 0,
+                ..testing::client_state(id, PriorityClass::BestEffort)
+            };
+            testing::set_clients(vec![state(BATCH, of_batch), state(7, of_other)]);
+        };
+        let held = |b: &mut Bench, client, now_ns| {
+            let asked = Launch { client, now_ns, ..b.asked(US) };
+            let decision = b.policy.decide(&asked).decision;
+            matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_))
+        };
+        let from_ns = b.now_ns;
+        charged(0, 0);
+        assert!(!held(&mut b, BATCH, from_ns + 1));
+        // One has had its 20 ms, and the other one got none of them.
+        charged(20 * MS, 0);
+        assert!(held(&mut b, BATCH, from_ns + 20 * MS), "{mode:?}");
+        assert!(!held(&mut b, 7, from_ns + 20 * MS + 1), "{mode:?}");
     }
 }

@@ -7,7 +7,7 @@
 //!     if a high-priority client is connected:
 //!         if high-priority work is active:                   hold until that changes
 //!         if it has been idle for less than idle_gap:        hold for the rest of the gap
-//!     if it is another best-effort client's turn:            hold                        (time-sliced)
+//!     if other best-effort clients are to go first:          hold                        (by weight)
 //!     if no high-priority client is connected:               run, with a long lease
 //!     run as form(kernel)                                                                (concurrent)
 //!
@@ -26,12 +26,12 @@
 //!
 //! How clients share the GPU decides which half is in use. Where kernels run at once (`concurrent`), forms keep
 //! kernels short. Where contexts take turns (`time-sliced`), the hardware interrupts kernels anyway: they run whole,
-//! and best-effort clients take turns of some milliseconds.
+//! and one best-effort client launches at a time, for some milliseconds.
 //!
 //! | module | what |
 //! | --- | --- |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`Turns`] | `time-sliced`: whose turn it is; of the SDK, for it is not of the paper |
+//! | [`tally_fairness`] | which of several best-effort clients launches; not of the paper |
 //! | [`tally_forms`] | `concurrent`: the form of each launch; a crate, for other policies need it too |
 //!
 //! `docs/policies.md` says where this differs from the paper, and why.
@@ -40,16 +40,17 @@
 mod settings;
 
 use settings::Settings;
+use tally_fairness::Rounds;
 use tally_forms::{Forms, Why};
 use tally_sdk::{
     Answer, Client, ClientId, Clients, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
-    Policy, Saved, SharingMode, Stateful, Terms, Turns, WINDOW_OPEN, host,
+    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, WINDOW_OPEN, host,
 };
 
 tally_sdk::reasons! {
     HighActive = "high-priority work is active",
     IdleGap = "the idle gap after high-priority work",
-    NotItsTurn = "another best-effort client's turn",
+    NotItsTurn = "other best-effort clients' share of the GPU",
     Alone = "no high-priority client is connected",
     Short = "no form other than whole is needed",
     Chosen = "the best form of this kernel",
@@ -62,7 +63,7 @@ pub struct Priority {
     config: String,
     /// Of the sharing mode, once that is known: see [`Priority::adapt`].
     settings: Settings,
-    turns: Turns,
+    rounds: Rounds,
     forms: Forms,
     clients: Clients,
 }
@@ -75,7 +76,7 @@ impl Policy for Priority {
         Ok(Priority {
             config: config.into(),
             settings,
-            turns: Turns::new(settings.turn_ns),
+            rounds: Rounds::default(),
             forms: Forms::new(&settings.forms, in_force),
             clients: Clients::default(),
         })
@@ -96,12 +97,11 @@ impl Policy for Priority {
         if !is_alone && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
-        let takes_turns = self.takes_turns();
-        if takes_turns && let wait_ns @ 1.. = self.turns.wait_ns(launch) {
-            return Decision::Hold(wait_ns).because(Reason::NotItsTurn);
+        if let Some(hold) = self.rounds.hold(launch) {
+            return hold.because(Reason::NotItsTurn);
         }
         if is_alone {
-            let lease = if takes_turns { 0 } else { self.settings.lease_launches };
+            let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
             return Decision::Run(lease).because(Reason::Alone);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);
@@ -118,12 +118,15 @@ impl Membership for Priority {
     fn joined(&mut self, _now_ns: u64, client: &Client) {
         self.adapt();
         self.clients.joined(client);
+        if client.class == PriorityClass::BestEffort {
+            self.rounds.joined(client);
+        }
         self.change_terms();
     }
 
     fn left(&mut self, _now_ns: u64, client: ClientId) {
         self.clients.left(client);
-        self.turns.left(client);
+        self.rounds.left(client);
         self.change_terms();
     }
 }
@@ -131,30 +134,29 @@ impl Membership for Priority {
 impl Priority {
     /// The core says how the GPU is shared once it has clients.
     fn adapt(&mut self) {
+        let mode = host::sharing_mode();
         if self.clients.high() + self.clients.best_effort() == 0
-            && let Ok((settings, in_force)) = Settings::read(&self.config, host::sharing_mode())
+            && let Ok((settings, in_force)) = Settings::read(&self.config, mode)
         {
             if settings != self.settings {
                 host::log(Level::Info, &in_force);
             }
             self.settings = settings;
-            self.turns = Turns::new(settings.turn_ns);
+            self.rounds = match mode {
+                SharingMode::Concurrent => Rounds::side_by_side(settings.turn_ns),
+                SharingMode::TimeSliced => Rounds::one_at_a_time(settings.turn_ns),
+            };
         }
-    }
-
-    /// Several best-effort clients, of which one launches at a time.
-    fn takes_turns(&self) -> bool {
-        self.settings.turn_ns > 0 && self.clients.best_effort() > 1
     }
 
     /// Somebody joined or left: what was given freely is taken back, or given again.
     fn change_terms(&mut self) {
-        let (is_alone, takes_turns) = (self.clients.high() == 0, self.takes_turns());
+        let (is_alone, is_shared) = (self.clients.high() == 0, self.rounds.is_shared());
         let window_ns = if is_alone { WINDOW_OPEN } else { self.settings.window_ns };
-        let turn_ns = if takes_turns { self.turns.window_ns() } else { WINDOW_OPEN };
+        let turn_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
         self.clients.set_terms(Terms {
             window_ns: window_ns.min(turn_ns),
-            leases: is_alone && !takes_turns,
+            leases: is_alone && !is_shared,
             yields: (!is_alone && self.settings.forms.forms).then_some(self.settings.idle_gap_ns),
         });
         self.forms.hand_over();

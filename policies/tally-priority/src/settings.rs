@@ -17,8 +17,8 @@ pub struct Settings {
     /// `window_us`: GPU time of a best-effort client that may be under way at once
     /// while a high-priority client is connected: 1 ms, or 20 where contexts take turns.
     pub window_ns: u64,
-    /// `turn_us`: GPU time of a best-effort client's turn among several; 0: they launch side by
-    /// side. 20 ms where contexts take turns, else 0.
+    /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round; 0: they do not
+    /// wait for each other.
     pub turn_ns: u64,
     /// `lease_launches`: launches that start unasked while no high-priority client
     /// is connected.
@@ -39,7 +39,7 @@ impl Settings {
         let settings = Settings {
             idle_gap_ns: config.microseconds("idle_gap_us", by_mode(100, 0), 0..=1_000_000)?,
             window_ns: config.microseconds("window_us", by_mode(1_000, 20_000), 1..=10_000_000)?,
-            turn_ns: config.microseconds("turn_us", by_mode(0, 20_000), 0..=10_000_000)?,
+            turn_ns: config.microseconds("turn_us", 20_000, 0..=10_000_000)?,
             lease_launches: config.small("lease_launches", 1_000_000, 0..=u32::MAX)?,
             forms: tally_forms::Settings::take(&mut config, concurrent)?,
         };

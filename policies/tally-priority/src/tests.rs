@@ -20,6 +20,8 @@ use tally_sdk::{
 
 const IDLE_GAP_NS: u64 = 100_000;
 const WINDOW_NS: u64 = 1_000_000;
+/// Of one among several best-effort clients: a quarter of a turn.
+const SHARED_WINDOW_NS: u64 = 5_000_000;
 
 fn policy(config: &str) -> Priority {
     let policy = Priority::init(config).unwrap();
@@ -270,7 +272,12 @@ proptest! {
                 }
             }
             let protected = connected.iter().any(|id| id % 2 == 0);
-            let expected = if protected { WINDOW_NS } else { WINDOW_OPEN };
+            let is_shared = connected.iter().filter(|id| *id % 2 == 1).count() > 1;
+            let expected = match (protected, is_shared) {
+                (true, _) => WINDOW_NS,
+                (false, true) => SHARED_WINDOW_NS,
+                (false, false) => WINDOW_OPEN,
+            };
             for id in connected.iter().filter(|id| *id % 2 == 1) {
                 prop_assert_eq!(windows.get(id), Some(&expected));
                 let yields = yielding.get(id).copied().unwrap_or(false);

@@ -51,8 +51,7 @@
 //! # Besides the contract
 //! [`config`] reads configurations, [`codec`] writes what a policy saves, [`reasons!`] names why, [`Counters`]
 //! counts without a call into the core each time, [`LruMap`] is a map of bounded size, [`TokenBucket`] a bounded
-//! share, [`Clients`] knows who is connected and on which [`Terms`], [`Turns`] gives best-effort clients turns,
-//! [`grid`] estimates how a grid fits the GPU.
+//! share, [`Clients`] knows who is connected and on which [`Terms`], [`grid`] estimates how a grid fits the GPU.
 
 mod bindings;
 mod bucket;
@@ -68,7 +67,6 @@ mod lru;
 pub mod native;
 #[cfg(not(target_family = "wasm"))]
 pub mod testing;
-mod turns;
 
 pub use bindings::completions::exports::tally::policy::completions::Completion;
 pub use bindings::exports::tally::policy::scheduler::{
@@ -89,7 +87,6 @@ pub use bucket::TokenBucket;
 pub use clients::{Clients, Terms};
 pub use counters::Counters;
 pub use lru::LruMap;
-pub use turns::Turns;
 
 /// A time that has not come: no high-priority activity yet, no launch waiting, no deadline.
 pub const NEVER: u64 = u64::MAX;

@@ -1,0 +1,362 @@
+//! Best-effort clients share the GPU's time by weight: deficit round robin (Shreedhar and Varghese, *Efficient Fair
+//! Queuing using Deficit Round Robin*, SIGCOMM 1995), with the GPU time that the core charges for bytes.
+//!
+//! ```text
+//! a round begins:            credit := min(credit + quantum, quantum) of each client; quantum in proportion to weight
+//! a client launches:         its credit falls by the GPU time, at first as predicted, then as charged
+//! a launch of a client with credit:                      run
+//! else, if others are backlogged and have a claim:       hold
+//! else, if one with a claim was backlogged just now:     hold, within patience; else run this one
+//! else:                                                  begin a round
+//! ```
+//!
+//! Who was idle has no claim to the time: credit that was not used ends with the round. Who took more than its credit,
+//! for a launch is not divided, has less in the next rounds. Who joins takes part in the current round. A round takes at
+//! most [`WALL`] times its GPU time, so nobody waits for long for a client that is slow to use its credit.
+//!
+//! Where kernels run side by side, holding one client may gain the others nothing. There only a client that has lost
+//! time to the one that asks has a claim: it was backlogged for longer than it got GPU time.
+//!
+//! *Backlogged* is who has a launch waiting or on the GPU. A program that waits for each launch is not, for a moment
+//! after it. It is waited for as in anticipatory scheduling (Iyer and Druschel, SOSP 2001) if the last such moment was
+//! short, for [`PATIENCE_PERCENT`] of the time at most: shares by weight are not worth an idle GPU.
+//!
+//! Where contexts take turns, a change to another client's costs about 0.2 ms (measured; `docs/operate.md`). There one
+//! client launches until its credit is used up, then the next one that has some. One that idles is waited for as long
+//! as changing to another and back would take.
+#![deny(unsafe_code)]
+
+use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
+
+/// Clients that take part; further ones are not held, and nobody is held for them.
+const MEMBERS_MAX: usize = 256;
+/// Without work for less than this, a client was backlogged just now.
+const MOMENT_NS: u64 = 500_000;
+/// Least and most time until a launch that is held is looked at again.
+const HOLD_NS: (u64, u64) = (50_000, MOMENT_NS);
+/// Least GPU time of a client in a round.
+const QUANTUM_NS_MIN: u64 = 1_000_000;
+/// A round, or a turn, takes at most so many times its GPU time.
+const WALL: u64 = 2;
+/// A claim has who lost this part of what the client that asks has used.
+const LOST: i64 = 8;
+/// The GPU may idle so long for a client that will launch again soon.
+const PAUSE_NS: u64 = 100_000;
+/// Share of the time that may be spent so.
+pub const PATIENCE_PERCENT: u64 = 2;
+/// As much of it is saved up.
+const PATIENCE_NS_MAX: u64 = 20 * PAUSE_NS;
+
+/// A client that takes part.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    id: ClientId,
+    weight: u64,
+    quantum_ns: i64,
+    credit_ns: i64,
+    /// Time for which it was backlogged, less the GPU time that it got. Halved with each round.
+    lost_ns: i64,
+    /// When it was looked at last; `None`: not yet.
+    used: Option<Used>,
+    waits: bool,
+    in_flight: bool,
+    /// When it was last backlogged.
+    active_ns: u64,
+    /// The last time that it was not, it launched again within [`PAUSE_NS`].
+    returns_soon: bool,
+}
+
+impl Member {
+    fn new(client: &Client) -> Self {
+        Member {
+            id: client.id,
+            weight: client.weight.max(1).into(),
+            quantum_ns: i64::MAX,
+            credit_ns: i64::MAX,
+            lost_ns: 0,
+            used: None,
+            waits: false,
+            in_flight: false,
+            active_ns: 0,
+            returns_soon: false,
+        }
+    }
+
+    fn is_backlogged(&self) -> bool {
+        self.waits || self.in_flight
+    }
+
+    fn was_just_now(&self, now_ns: u64) -> bool {
+        now_ns < self.active_ns.saturating_add(MOMENT_NS)
+    }
+
+    fn pause_ends_ns(&self) -> u64 {
+        self.active_ns.saturating_add(PAUSE_NS)
+    }
+
+    /// What it did in the `passed_ns` since it was looked at last.
+    fn look(&mut self, state: &ClientState, now_ns: u64, passed_ns: u64) {
+        let was_backlogged = self.is_backlogged();
+        let now = Used { charged_ns: state.charged_ns, in_flight_ns: state.in_flight_ns };
+        let before = self.used.replace(now).unwrap_or(now);
+        self.credit_ns = self.credit_ns.saturating_sub(more(now.all_ns(), before.all_ns()));
+        let got_ns = more(now.charged_ns, before.charged_ns);
+        let backlogged_ns = if was_backlogged { passed_ns } else { 0 };
+        self.lost_ns = self.lost_ns.saturating_sub(got_ns).saturating_add_unsigned(backlogged_ns);
+        self.waits = state.waiting_since_ns != NEVER;
+        self.in_flight = state.in_flight > 0;
+        if !was_backlogged && self.is_backlogged() {
+            self.returns_soon = now_ns < self.pause_ends_ns();
+        }
+        // What ended meanwhile ended just now, as far as anybody can tell.
+        if was_backlogged || self.is_backlogged() {
+            self.active_ns = now_ns;
+        }
+    }
+}
+
+/// GPU time of a client.
+#[derive(Clone, Copy, Debug)]
+struct Used {
+    charged_ns: u64,
+    in_flight_ns: u64,
+}
+
+impl Used {
+    fn all_ns(self) -> u64 {
+        self.charged_ns.saturating_add(self.in_flight_ns)
+    }
+}
+
+fn more(now_ns: u64, before_ns: u64) -> i64 {
+    0_i64.saturating_add_unsigned(now_ns).saturating_sub_unsigned(before_ns)
+}
+
+/// For what a launch waits.
+#[derive(Clone, Copy, Debug)]
+enum Wait {
+    /// Others' launches that wait, of so much GPU time.
+    Queue(u64),
+    /// A launch of another client that is on the GPU.
+    Launch,
+    /// So long for others that may launch again.
+    Idle(u64),
+}
+
+/// Who of several best-effort clients may launch. Knows no clock: launches say what time it is.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// GPU time of a client in a round, if all have the same weight; 0: nobody is held.
+    turn_ns: u64,
+    one_at_a_time: bool,
+    /// In order of their ids.
+    members: Vec<Member>,
+    /// Whose turn it is, if one launches at a time.
+    owner: Option<ClientId>,
+    /// Time that is left of the round, or of the turn, without that of high-priority work.
+    left_ns: u64,
+    patience_ns: u64,
+    /// A launch is held for clients that have nothing to launch.
+    is_patient: bool,
+    seen_ns: u64,
+}
+
+impl Rounds {
+    /// Clients launch side by side.
+    pub fn side_by_side(turn_ns: u64) -> Self {
+        Rounds { turn_ns, ..Rounds::default() }
+    }
+
+    /// One client launches at a time.
+    pub fn one_at_a_time(turn_ns: u64) -> Self {
+        Rounds { turn_ns, one_at_a_time: true, ..Rounds::default() }
+    }
+
+    /// Several clients share, and each launch of theirs has to be asked about.
+    pub fn is_shared(&self) -> bool {
+        self.turn_ns > 0 && self.members.len() > 1
+    }
+
+    /// What a client may have under way among several: others wait for it.
+    pub fn window_ns(&self) -> u64 {
+        (self.turn_ns / 4).max(1)
+    }
+
+    /// A best-effort client is there.
+    pub fn joined(&mut self, client: &Client) {
+        if self.members.len() < MEMBERS_MAX {
+            let at = self.members.partition_point(|member| member.id < client.id);
+            self.members.insert(at, Member::new(client));
+            self.divide();
+        }
+    }
+
+    /// It is gone.
+    pub fn left(&mut self, client: ClientId) {
+        self.members.retain(|member| member.id != client);
+        self.owner = self.owner.filter(|owner| *owner != client);
+        self.divide();
+    }
+
+    /// A best-effort launch that could start now: `None`, or the decision by which it waits.
+    pub fn hold(&mut self, launch: &Launch) -> Option<Decision> {
+        if !self.is_shared() {
+            return None;
+        }
+        let me = self.members.binary_search_by_key(&launch.client, |member| member.id).ok()?;
+        self.look(launch);
+        self.members[me].waits = true;
+        let wait = if self.one_at_a_time { self.not_its_turn(me) } else { self.without_credit(me) };
+        self.is_patient = matches!(wait, Some(Wait::Idle(_)));
+        Some(match wait? {
+            Wait::Queue(ns) => Decision::Hold(ns.clamp(HOLD_NS.0, HOLD_NS.1)),
+            Wait::Launch => Decision::HoldUntilCompletion(MOMENT_NS),
+            // Those others may launch meanwhile, and idle again.
+            Wait::Idle(ns) => Decision::HoldUntilCompletion(ns.max(1)),
+        })
+    }
+
+    /// What everybody used and has waiting, and how much time went by.
+    fn look(&mut self, launch: &Launch) {
+        let now_ns = launch.now_ns;
+        let passed_ns = now_ns.saturating_sub(self.seen_ns).min(launch.high_idle_ns);
+        self.seen_ns = now_ns;
+        self.left_ns = self.left_ns.saturating_sub(passed_ns);
+        let earned_ns = passed_ns / (100 / PATIENCE_PERCENT);
+        let spent_ns = if self.is_patient { passed_ns } else { 0 };
+        let patience_ns = self.patience_ns.saturating_add(earned_ns).saturating_sub(spent_ns);
+        self.patience_ns = patience_ns.min(PATIENCE_NS_MAX);
+        for state in host::clients() {
+            if let Ok(at) = self.members.binary_search_by_key(&state.id, |member| member.id) {
+                self.members[at].look(&state, now_ns, passed_ns);
+            }
+        }
+    }
+
+    /// Side by side: for what a client without credit waits.
+    fn without_credit(&mut self, me: usize) -> Option<Wait> {
+        if self.left_ns == 0 {
+            // The round is over, whoever has credit left.
+            self.members.iter_mut().for_each(|member| member.credit_ns = member.credit_ns.min(0));
+        }
+        while self.members[me].credit_ns <= 0 {
+            let mine = &self.members[me];
+            let used_ns = mine.quantum_ns.saturating_sub(mine.credit_ns);
+            let has_claim = |m: &&Member| m.credit_ns > 0 && m.lost_ns > used_ns / LOST;
+            let claims = || self.members.iter().filter(has_claim);
+            if let Some(most_ns) = claims().filter(|m| m.waits).map(|m| m.credit_ns).max() {
+                return Some(Wait::Queue(most_ns.unsigned_abs()));
+            }
+            if claims().any(|member| member.in_flight) {
+                return Some(Wait::Launch);
+            }
+            let now_ns = self.seen_ns;
+            let pause_ns = claims()
+                .filter(|member| member.returns_soon)
+                .map(|member| member.pause_ends_ns().saturating_sub(now_ns))
+                .max();
+            match pause_ns {
+                Some(ns @ 1..) if self.patience_ns > 0 => {
+                    return Some(Wait::Idle(ns.min(self.patience_ns)));
+                }
+                _ if claims().any(|member| member.was_just_now(now_ns)) => {
+                    // The GPU would idle otherwise: it costs nobody anything, and is not owed.
+                    let mine = &mut self.members[me];
+                    mine.credit_ns = mine.credit_ns.max(-mine.quantum_ns);
+                    return None;
+                }
+                _ => self.begin_round(),
+            }
+        }
+        None
+    }
+
+    /// One at a time: for what a client waits whose turn it is not, or not yet.
+    fn not_its_turn(&mut self, me: usize) -> Option<Wait> {
+        let now_ns = self.seen_ns;
+        let last = self.members.iter().position(|member| Some(member.id) == self.owner);
+        let keeps = |at: &usize| {
+            let member = &self.members[*at];
+            let is_there = member.is_backlogged() || member.was_just_now(now_ns);
+            is_there && member.credit_ns > 0 && self.left_ns > 0
+        };
+        let owner = last.filter(keeps).unwrap_or_else(|| self.next(last));
+        let member = &self.members[owner];
+        if owner == me {
+            // What the last owner launched goes first, and this turn begins then.
+            let is_other = |other: &Member| other.in_flight && other.id != member.id;
+            let waits = self.members.iter().any(is_other);
+            if waits {
+                self.left_ns = self.turn_of(owner);
+            }
+            return waits.then_some(Wait::Launch);
+        }
+        Some(if member.is_backlogged() {
+            Wait::Queue(member.credit_ns.unsigned_abs())
+        } else {
+            Wait::Idle(member.active_ns.saturating_add(MOMENT_NS) - now_ns)
+        })
+    }
+
+    /// The turn goes to the next client in the circle that is backlogged and has credit.
+    fn next(&mut self, last: Option<usize>) -> usize {
+        if let Some(last) = last
+            && self.left_ns == 0
+        {
+            let member = &mut self.members[last];
+            member.credit_ns = member.credit_ns.min(0);
+        }
+        let (count, from) = (self.members.len(), last.map_or(0, |last| last + 1));
+        let can = |member: &Member| member.credit_ns > 0 && member.is_backlogged();
+        let find =
+            |all: &[Member]| (0..count).map(|by| (from + by) % count).find(|&at| can(&all[at]));
+        let next = find(&self.members).or_else(|| {
+            self.begin_round();
+            find(&self.members)
+        });
+        let next = next.unwrap_or(0);
+        self.owner = Some(self.members[next].id);
+        self.left_ns = self.turn_of(next);
+        next
+    }
+
+    fn turn_of(&self, at: usize) -> u64 {
+        WALL.saturating_mul(self.members[at].quantum_ns.unsigned_abs())
+    }
+
+    /// So many rounds at once that somebody who is backlogged has credit: who asks is.
+    fn begin_round(&mut self) {
+        let backlogged = self.members.iter().filter(|member| member.is_backlogged());
+        let missing =
+            |m: &Member| 1 + m.credit_ns.min(0).unsigned_abs() / m.quantum_ns.unsigned_abs();
+        let rounds = backlogged.map(missing).min().unwrap_or(1);
+        let mut all_ns = 0_u64;
+        for member in &mut self.members {
+            let quantum_ns = member.quantum_ns;
+            let more_ns = quantum_ns.saturating_mul(i64::try_from(rounds).unwrap_or(i64::MAX));
+            member.credit_ns = member.credit_ns.saturating_add(more_ns).min(quantum_ns);
+            member.lost_ns /= 2;
+            all_ns = all_ns.saturating_add(quantum_ns.unsigned_abs());
+        }
+        if !self.one_at_a_time {
+            self.left_ns = all_ns.saturating_mul(WALL);
+        }
+    }
+
+    /// Quanta in proportion to weights: together a turn for each client, but none too short to be worth it.
+    fn divide(&mut self) {
+        let weights = || self.members.iter().map(|member| member.weight);
+        let (sum, least) = (weights().sum::<u64>().max(1), weights().min().unwrap_or(1));
+        let all_ns = self.turn_ns.saturating_mul(self.members.len() as u64);
+        let least_ns = QUANTUM_NS_MIN.min(self.turn_ns).div_ceil(least);
+        let unit_ns = (all_ns / sum).max(least_ns).max(1);
+        for member in &mut self.members {
+            let quantum_ns = i64::try_from(unit_ns.saturating_mul(member.weight));
+            member.quantum_ns = quantum_ns.unwrap_or(i64::MAX);
+            member.credit_ns = member.credit_ns.min(member.quantum_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
