@@ -1,12 +1,13 @@
 //! Who runs when.
 //!
-//! Two lanes, [`HIGH`] and [`LOW`], each a process with one stream: its kernels run in
-//! order, one at a time. Between two events every kernel runs at a steady rate:
+//! A lane is a process with one stream: [`HIGH`], and one for each best-effort program from
+//! [`LOW`] on. Its kernels run in order, one at a time. Between two events every kernel runs at a
+//! steady rate:
 //!
-//! - `timeslice`: the process that has the GPU runs, the other stands. With both at
-//!   work the GPU changes at the end of a slice; a process without launched work is left at once.
-//!   A change costs time ([`Model`]) and is not broken off.
-//! - `mps`: the kernel that started first has the room that its blocks take, the other
+//! - `timeslice`: the process that has the GPU runs, the others stand. With several at
+//!   work the GPU changes to the next at the end of a slice; a process without launched work is left
+//!   at once. A change costs time ([`Model`]) and is not broken off.
+//! - `mps`: the kernel that started first has the room that its blocks take, each later one
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
 //!   blocks has begun, when a kernel ends, and when a kernel yields.
 //!
@@ -18,7 +19,7 @@ use std::collections::VecDeque;
 
 /// Lane of the high-priority process.
 pub const HIGH: usize = 0;
-/// Lane of the best-effort process.
+/// Lane of the first best-effort process.
 pub const LOW: usize = 1;
 
 /// What the device reports as time passes.
@@ -85,6 +86,8 @@ struct Lane {
     ended_ns: u64,
     yielded: bool,
     rate: u64,
+    /// What it has had of the GPU, in [`ROOM`]ths of nanoseconds.
+    used: u64,
 }
 
 impl Lane {
@@ -108,7 +111,10 @@ pub struct Device {
     sharing: SharingMode,
     model: Model,
     slices_ns: [u64; 2],
-    lanes: [Lane; 2],
+    lanes: Vec<Lane>,
+    /// Lanes by the age of what they run, and room that each takes; kept only to be filled again.
+    order: Vec<usize>,
+    taken: Vec<Option<u64>>,
     now_ns: u64,
     ages: u64,
     owner: Option<usize>,
@@ -125,13 +131,15 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device without work, in the context of nobody.
-    pub fn new(sharing: SharingMode, model: Model, slices_ns: [u64; 2]) -> Self {
+    /// A device without work, in the context of nobody. `slices_ns`: time slices of high priority and of best effort.
+    pub fn new(sharing: SharingMode, model: Model, slices_ns: [u64; 2], lanes: usize) -> Self {
         Device {
             sharing,
             model,
             slices_ns,
-            lanes: Default::default(),
+            lanes: (0..lanes).map(|_| Lane::default()).collect(),
+            order: (0..lanes).collect(),
+            taken: Vec::new(),
             now_ns: 0,
             ages: 0,
             owner: None,
@@ -147,6 +155,12 @@ impl Device {
     /// Changes of context so far.
     pub fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// GPU time that a lane has had, ns: what its kernels take alone, as far as they are done, and its pauses between
+    /// two of them.
+    pub fn used_ns(&self, lane: usize) -> u64 {
+        self.lanes[lane].used / ROOM
     }
 
     /// Kernels of a lane that wait or run.
@@ -203,9 +217,15 @@ impl Device {
 
     /// Let time pass, at most until [`Self::next_ns`], and say what happened.
     pub fn advance(&mut self, now_ns: u64, out: &mut Vec<Happened>) {
-        let passed = now_ns.saturating_sub(self.now_ns);
+        let (before_ns, passed) = (self.now_ns, now_ns.saturating_sub(self.now_ns));
         self.now_ns = self.now_ns.max(now_ns);
+        let is_shared = self.sharing == SharingMode::Mps;
+        let owner = self.owner.filter(|_| self.change.is_none());
         for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let has_gpu = is_shared || owner == Some(index);
+            if lane.running.is_none() && lane.works(before_ns) && has_gpu {
+                lane.used += ROOM * passed;
+            }
             let Some(r) = &mut lane.running else { continue };
             if r.stopped {
                 if r.resume_ns.is_some_and(|ns| ns <= now_ns) {
@@ -213,7 +233,8 @@ impl Device {
                 }
                 continue;
             }
-            r.left = r.left.saturating_sub(lane.rate * passed);
+            let did = r.left.min(lane.rate * passed);
+            (r.left, lane.used) = (r.left - did, lane.used + did);
             let launch = r.work.launch;
             if r.left == 0 {
                 out.push(Happened::Done { lane: index, launch, last: r.work.last });
@@ -234,17 +255,21 @@ impl Device {
 
     /// Start what can start, and work out who runs how fast.
     fn settle(&mut self) {
-        // How much of all room is left beside what runs, if it stays on SMs of its own.
-        let beside = [HIGH, LOW].map(|l| {
-            let running = self.lanes[l].running.as_ref().filter(|r| !r.stopped);
-            running.map(|r| Some(ROOM - r.work.room[0]).filter(|&left| left > 0))
-        });
+        // How much of all room each leaves to others while it runs, if it stays on SMs of its own.
+        let room =
+            |lane: &Lane| lane.running.as_ref().filter(|r| !r.stopped).map(|r| r.work.room[0]);
+        let mut taken = std::mem::take(&mut self.taken);
+        taken.clear();
+        taken.extend(self.lanes.iter().map(room));
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            let beside = beside[1 - index].filter(|_| self.sharing == SharingMode::Mps);
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
                 self.ages += 1;
+                let others = taken.iter().enumerate().filter(|(other, _)| *other != index);
+                let others = others.filter_map(|(_, room)| *room).reduce(u64::saturating_add);
+                let beside = others.filter(|_| self.sharing == SharingMode::Mps);
+                let beside = beside.map(|taken| ROOM.checked_sub(taken).filter(|&left| left > 0));
                 // Beside a partition a kernel is slower for having fewer SMs, but what the neighbour
                 // costs it takes no longer for that.
                 let more = beside.map_or(0, |left| {
@@ -263,6 +288,7 @@ impl Device {
                 });
             }
         }
+        self.taken = taken;
         match self.sharing {
             SharingMode::Timeslice => self.take_turns(),
             SharingMode::Mps => self.share_room(),
@@ -276,24 +302,26 @@ impl Device {
         }
         self.linger_ends_ns = None;
         if self.change.is_none() {
-            let works = [HIGH, LOW].map(|lane| self.lanes[lane].works(now_ns));
-            match self.owner {
-                None => self.owner = works.iter().position(|&w| w),
-                Some(o) if !works[1 - o] => self.slice_ends_ns = None,
-                Some(o) if !works[o] => {
+            let count = self.lanes.len();
+            let works = |lane: usize| self.lanes[lane].works(now_ns);
+            let next = |o: usize| (1..count).map(|by| (o + by) % count).find(|&lane| works(lane));
+            match self.owner.map(|o| (o, next(o))) {
+                None => self.owner = (0..count).find(|&lane| works(lane)),
+                Some((_, None)) => self.slice_ends_ns = None,
+                Some((o, Some(to))) if !works(o) => {
                     let until_ns = self.lanes[o].ended_ns + self.model.linger_ns;
                     self.slice_ends_ns = None;
                     if o == HIGH && now_ns < until_ns {
                         self.linger_ends_ns = Some(until_ns);
                     } else {
-                        self.leave(o, self.model.change_idle_ns);
+                        self.leave(to, self.model.change_idle_ns);
                     }
                 }
-                Some(o) => {
+                Some((o, Some(to))) => {
                     // With nobody waiting a slice is not followed by another.
-                    let ends_ns = self.owner_since_ns + self.slices_ns[o];
+                    let ends_ns = self.owner_since_ns + self.slices_ns[o.min(LOW)];
                     if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
-                        self.leave(o, self.model.change_busy_ns);
+                        self.leave(to, self.model.change_busy_ns);
                         self.stops_ns = Some(now_ns + self.model.stop_ns);
                     }
                 }
@@ -308,17 +336,18 @@ impl Device {
         }
     }
 
-    fn leave(&mut self, owner: usize, cost_ns: u64) {
-        self.change = Some((1 - owner, self.now_ns + cost_ns));
+    fn leave(&mut self, to: usize, cost_ns: u64) {
+        self.change = Some((to, self.now_ns + cost_ns));
         self.slice_ends_ns = None;
         self.changes += 1;
     }
 
     fn share_room(&mut self) {
-        let age = |lane: &Lane| lane.running.as_ref().map_or(u64::MAX, |r| r.age);
-        let first = usize::from(age(&self.lanes[LOW]) < age(&self.lanes[HIGH]));
+        let age = |lane: &usize| self.lanes[*lane].running.as_ref().map_or(u64::MAX, |r| r.age);
+        let mut order = std::mem::take(&mut self.order);
+        order.sort_by_key(age);
         let mut free = ROOM;
-        for index in [first, 1 - first] {
+        for &index in &order {
             let lane = &mut self.lanes[index];
             let wanted = lane.running.as_ref().map_or(0, Running::room);
             let got = wanted.min(free);
@@ -326,6 +355,7 @@ impl Device {
             let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
             lane.rate = (ROOM * got).checked_div(wanted).filter(|_| !exits).unwrap_or(0);
         }
+        self.order = order;
     }
 }
 
@@ -337,7 +367,7 @@ mod tests {
     fn beside_ns(room: u64, beside_ns: u64) -> u64 {
         const ALONE_NS: u64 = 10_000;
         let model = Model { beside_ns, ..Model::default() };
-        let mut device = Device::new(SharingMode::Mps, model, [0; 2]);
+        let mut device = Device::new(SharingMode::Mps, model, [0; 2], 2);
         let work = |launch, ready_ns, total_ns, room| Work {
             launch,
             last: true,

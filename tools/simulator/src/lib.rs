@@ -1,7 +1,7 @@
 //! Judges a scheduling policy without a GPU.
 //!
 //! The engine that serves in `tally-core` runs here in virtual time: a high-priority
-//! inference and a best-effort training, both recorded kernel by kernel, share a model
+//! inference and best-effort trainings, all recorded kernel by kernel, share a model
 //! of a GPU. The same inputs and seed give the same report, to the byte. There is no
 //! clock and no thread, and this crate knows nothing of WebAssembly: whoever calls it
 //! hands it a policy.
@@ -29,6 +29,7 @@
 //! | [`completions`] | when the core learns that a launch is done |
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
+//! | `fairness` | what each of several best-effort programs got, and should have got |
 //!
 //! The model:
 //!
@@ -46,6 +47,7 @@ pub mod arrivals;
 mod builtin;
 pub mod completions;
 pub mod device;
+mod fairness;
 pub mod gpu;
 pub mod host;
 pub mod model;
@@ -58,5 +60,5 @@ pub use builtin::names as builtin_traces;
 pub use gpu::{SharingMode, Transformable};
 pub use model::Model;
 pub use report::Report;
-pub use sim::{Setup, simulate};
+pub use sim::{Setup, Tenant, simulate, simulate_several};
 pub use trace::{Trace, TraceError};

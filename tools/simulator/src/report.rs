@@ -13,21 +13,26 @@ pub struct Report {
     pub seconds: f64,
     /// Seed of the random arrivals.
     pub seed: u64,
-    /// How the two programs shared the GPU.
+    /// How the programs shared the GPU.
     pub sharing: SharingMode,
     /// Which kernels could be transformed.
     pub transformable: Transformable,
     /// No engine: the GPU as its driver shares it.
     pub unscheduled: bool,
+    #[serde(skip_serializing_if = "High::is_nobody")]
     pub high_priority: High,
+    /// The best-effort programs, all together.
     pub best_effort: Option<BestEffort>,
-    /// The training's launches, as they were decided.
+    /// Each of them, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fairness: Option<Fairness>,
+    /// The best-effort launches, as they were decided.
     pub decisions: Option<Decisions>,
-    /// Launches simulated, of both.
+    /// Launches simulated, of all programs.
     pub launches: u64,
-    /// Kernels simulated, of both; a graph has many.
+    /// Kernels simulated, of all programs; a graph has many.
     pub kernels: u64,
-    /// Changes of the GPU from one program's context to the other's.
+    /// Changes of the GPU from one program's context to another's.
     pub context_changes: u64,
 }
 
@@ -61,10 +66,18 @@ pub struct High {
     pub queued_p99_over_solo: f64,
 }
 
+impl High {
+    /// There was no inference.
+    pub fn is_nobody(&self) -> bool {
+        self.trace.is_empty()
+    }
+}
+
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BestEffort {
+    /// Its name; of several, with `+` between them.
     pub trace: String,
-    /// Rate over its rate alone, in the window of arrivals.
+    /// Rate over its rate alone, in the window of arrivals. Of several, the sum.
     pub share: f64,
     pub iterations: u64,
     pub launched: u64,
@@ -73,7 +86,47 @@ pub struct BestEffort {
     pub in_flight: u64,
 }
 
-/// The training's launches, as they were decided.
+impl BestEffort {
+    pub(crate) fn with(self, other: Self) -> Self {
+        BestEffort {
+            trace: format!("{} + {}", self.trace, other.trace),
+            share: self.share + other.share,
+            iterations: self.iterations + other.iterations,
+            launched: self.launched + other.launched,
+            done: self.done + other.done,
+            in_flight: self.in_flight + other.in_flight,
+        }
+    }
+}
+
+/// How the best-effort programs shared the GPU, in the window of arrivals.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Fairness {
+    /// Jain's index of GPU time over fair GPU time: 1 if all got what is fair.
+    pub jain: f64,
+    pub clients: Vec<Shared>,
+}
+
+/// What one of several best-effort programs got.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Shared {
+    pub trace: String,
+    pub weight: u32,
+    /// Rate over its rate alone.
+    pub share: f64,
+    /// GPU time: what its kernels take alone, as far as they came, and its pauses between two of them.
+    pub gpu_ms: f64,
+    /// GPU time that the core charged it for. Under MPS kernels that run side by side are each charged all the time.
+    pub charged_ms: f64,
+    /// `gpu_ms` over that of all best-effort programs.
+    pub gpu_share: f64,
+    /// Its weight over the sum of the weights.
+    pub weight_share: f64,
+    /// What `gpu_share` should be: by weight, but nobody gets more than it uses alone.
+    pub fair_share: f64,
+}
+
+/// The best-effort launches, as they were decided.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Decisions {
     /// Calls of the policy.
@@ -97,7 +150,7 @@ pub struct Decisions {
     pub gpu_ms: f64,
     /// Decided by the built-in rule, because the policy failed.
     pub built_in_rule: u64,
-    /// Times the training was asked to yield.
+    /// Times a best-effort program was asked to yield.
     pub yields: u64,
     /// Launches that yielded when asked.
     pub launches_yielded: u64,

@@ -2,6 +2,8 @@
 //! answers reaches the programs and the device.
 
 mod decided;
+mod introduce;
+mod outcome;
 mod solo;
 
 use crate::arrivals::{Arrivals, Random};
@@ -12,14 +14,11 @@ use crate::gpu::{
 };
 use crate::host::Host;
 use crate::model::Model;
-use crate::report::{BestEffort, High, Report, ms, over, percentile};
+use crate::report::Report;
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
-use decided::decisions;
+use outcome::Window;
 use solo::Solo;
-use tally_engine::policy::{
-    self, Class, ClientInfo, Decision, Form, Objective, Policy, forms_offered, launch_state,
-};
-use tally_engine::profile::{KernelKey, Transformation};
+use tally_engine::policy::{self, Decision, Form, Objective, Policy, forms_offered};
 use tally_engine::{Action, EndedUnits, Engine, EngineConfig, Submission};
 
 /// How long after a completion the core looks.
@@ -73,6 +72,15 @@ impl Default for Setup {
     }
 }
 
+/// A best-effort program, and what it is to get of the GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Tenant<'a> {
+    /// What it runs, over and over.
+    pub trace: &'a Trace,
+    /// Its share relative to other best-effort programs (the label `weight`).
+    pub weight: u32,
+}
+
 /// A kernel launch as the engine sees it.
 #[derive(Clone, Copy)]
 struct Known {
@@ -91,20 +99,28 @@ struct Tickets {
     granted_until: u64,
 }
 
-struct Sim<'a> {
-    setup: Setup,
-    device: Device,
-    engine: Option<Engine>,
-    traces: [&'a Trace; 2],
-    hosts: [Option<Host>; 2],
-    known: [Vec<Known>; 2],
-    /// What the core hears of the training's launches.
+/// A program that takes part, and how far the core is with it. Its number is its lane and its client's id.
+struct Program<'a> {
+    trace: &'a Trace,
+    weight: u32,
+    /// Absent: there is no such program.
+    host: Option<Host>,
+    known: Vec<Known>,
+    /// What the core hears of its launches, if it is best effort.
     completions: Completions,
     /// The launch that is being decided is to be measured.
     measured: bool,
     /// When the launch that is being decided was submitted.
     submitted_ns: u64,
-    tickets: [Tickets; 2],
+    tickets: Tickets,
+}
+
+struct Sim<'a> {
+    setup: Setup,
+    device: Device,
+    engine: Option<Engine>,
+    /// High priority, then the best-effort ones.
+    programs: Vec<Program<'a>>,
     actions: Vec<Action>,
     happened: Vec<Happened>,
     kernels: u64,
@@ -132,38 +148,58 @@ pub fn simulate(
     arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
-    let high = if setup.graph { high.as_graph() } else { high.clone() };
-    let plain = high.timed_in(SharingMode::Timeslice);
-    let solo = Solo::new(&plain, &high, setup);
-    let here = high.timed_in(setup.sharing);
-    let low_plain_ns = low.map_or(1, |low| low.timed_in(SharingMode::Timeslice).period_ns);
-    let low = low.map(|low| low.timed_in(setup.sharing));
+    let tenants: Vec<Tenant> = low.map(|trace| Tenant { trace, weight: 1 }).into_iter().collect();
+    simulate_several(setup, Some(high), &tenants, arrivals, policy)
+}
+
+/// The same with any number of best-effort programs, and an inference if there is one. Of no program at all there is
+/// nothing to report.
+pub fn simulate_several(
+    setup: &Setup,
+    high: Option<&Trace>,
+    low: &[Tenant<'_>],
+    arrivals: &Arrivals,
+    policy: Option<Box<dyn Policy + Send>>,
+) -> Report {
+    let nothing = Trace::default();
+    let high_trace = high.unwrap_or(&nothing);
+    let high_trace = if setup.graph { high_trace.as_graph() } else { high_trace.clone() };
+    let plain = high_trace.timed_in(SharingMode::Timeslice);
+    let solo = high.map(|_| Solo::new(&plain, &high_trace, setup)).unwrap_or_default();
+    let here = high_trace.timed_in(setup.sharing);
+    let lows: Vec<Trace> = low.iter().map(|low| low.trace.timed_in(setup.sharing)).collect();
     let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
-    let warm_ns = low
-        .as_ref()
-        .map_or(0, |low| setup.warm_up_seconds.map_or(WARM_ITERATIONS * low.period_ns, ns));
+    let longest_ns = lows.iter().map(|low| low.period_ns).max();
+    let warm_ns =
+        longest_ns.map_or(0, |longest| setup.warm_up_seconds.map_or(WARM_ITERATIONS * longest, ns));
     let window_ns = ns(setup.seconds);
     let end_ns = warm_ns + window_ns + ns(setup.overrun_seconds);
-    let mut times = arrivals.times(solo.ns, window_ns, setup.seed);
+    let mut times = match high {
+        Some(_) => arrivals.times(solo.ns, window_ns, setup.seed),
+        None => Vec::new(),
+    };
     times.iter_mut().for_each(|at| *at += warm_ns);
     let unscheduled = policy.is_none();
-    let traces = [&here, low.as_ref().unwrap_or(&here)];
-    let mut sim = Sim::new(*setup, traces, low.is_some(), &times, policy);
+    let traces: Vec<Tenant> =
+        lows.iter().zip(low).map(|(trace, low)| Tenant { trace, weight: low.weight }).collect();
+    let mut sim = Sim::new(*setup, &here, high.is_some(), &traces, &times, policy);
     sim.spread = solo.spread;
     sim.run_until(warm_ns, false);
     let before = sim.progress();
     sim.run_until(warm_ns + window_ns, false);
     // In iterations, which take so long alone.
-    let share = (sim.progress() - before) * low_plain_ns as f64 / window_ns.max(1) as f64;
+    let plain_ns = low.iter().map(|low| low.trace.timed_in(SharingMode::Timeslice).period_ns);
+    let window = Window::new(window_ns, &before, &sim.progress(), plain_ns);
     sim.run_until(end_ns, true);
-    sim.report(solo, end_ns, share, unscheduled)
+    sim.report(solo, end_ns, &window, unscheduled)
 }
 
 impl<'a> Sim<'a> {
     fn new(
         setup: Setup,
-        traces: [&'a Trace; 2],
-        shared: bool,
+        high: &'a Trace,
+        is_there: bool,
+        low: &[Tenant<'a>],
         arrivals: &'a [u64],
         policy: Option<Box<dyn Policy + Send>>,
     ) -> Self {
@@ -171,9 +207,24 @@ impl<'a> Sim<'a> {
         let slices = if governed { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
         let linger_ns = if governed { setup.model.linger_ns } else { 0 };
         let model = Model { linger_ns, ..setup.model };
+        let program = |trace, weight, host| Program {
+            trace,
+            weight,
+            host,
+            known: Vec::new(),
+            completions: Completions::default(),
+            measured: false,
+            submitted_ns: 0,
+            tickets: Tickets::default(),
+        };
+        let inference = is_there.then(|| Host::new(high, false));
+        let mut programs = vec![program(high, 1, inference)];
+        for low in low {
+            programs.push(program(low.trace, low.weight, Some(Host::new(low.trace, true))));
+        }
         let mut sim = Sim {
             setup,
-            device: Device::new(setup.sharing, model, slices),
+            device: Device::new(setup.sharing, model, slices, programs.len()),
             engine: policy.map(|policy| {
                 let sharing = match setup.sharing {
                     SharingMode::Timeslice => policy::SharingMode::TimeSliced,
@@ -182,18 +233,9 @@ impl<'a> Sim<'a> {
                 let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
                 Engine::new(config, policy)
             }),
-            traces,
-            hosts: [
-                Some(Host::new(traces[HIGH], false)),
-                shared.then(|| Host::new(traces[LOW], true)),
-            ],
-            known: [Vec::new(), Vec::new()],
-            completions: Completions::default(),
-            measured: false,
-            submitted_ns: 0,
+            programs,
             spread: 0.0,
             random: Random::new(!setup.seed),
-            tickets: [Tickets::default(); 2],
             actions: Vec::new(),
             happened: Vec::new(),
             kernels: 0,
@@ -206,64 +248,14 @@ impl<'a> Sim<'a> {
             service_ns: Vec::new(),
             queued_ns: Vec::new(),
         };
-        let stretch = sim.hosts(LOW);
-        if let Some(host) = &mut sim.hosts[LOW] {
-            host.stretch = stretch;
+        for lane in LOW..sim.programs.len() {
+            let stretch = sim.stretch(lane);
+            if let Some(host) = &mut sim.programs[lane].host {
+                host.stretch = stretch;
+            }
         }
         sim.introduce();
         sim
-    }
-
-    /// Tell the engine of the clients and their kernels.
-    fn introduce(&mut self) {
-        for lane in [HIGH, LOW] {
-            let Some(host) = &self.hosts[lane] else { continue };
-            for launch in &host.program {
-                let k = &self.traces[lane].kernels[launch.kernels.start];
-                let graph = launch.kernels.len() > 1;
-                let transformable =
-                    lane == LOW && !graph && self.setup.transformable.allows(&k.name);
-                let state = if graph { launch_state::GRAPH } else { 0 };
-                let mut offered = 0;
-                if transformable {
-                    offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
-                }
-                let partition = self.setup.sharing == SharingMode::Mps && lane == LOW;
-                // Blocks that fit the GPU at once may wait for each other.
-                let fits = k.blocks() <= u64::from(k.blocks_per_sm()) * u64::from(SMS);
-                if partition && !fits && self.setup.transformable != Transformable::None {
-                    offered |= forms_offered::SM_LIMITED;
-                }
-                let key =
-                    KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
-                let kernel = self.engine.as_mut().and_then(|e| {
-                    let id = e.intern(&key)?;
-                    if transformable {
-                        e.set_transformation(
-                            id,
-                            Transformation::Ready { sliced: true, preemptible: true },
-                        );
-                    }
-                    Some(id)
-                });
-                self.known[lane].push(Known {
-                    kernel,
-                    state,
-                    offered,
-                    blocks: k.blocks(),
-                    threads: k.threads(),
-                    shared: k.smem,
-                });
-            }
-            if let Some(engine) = &mut self.engine {
-                let class = [Class::High, Class::BestEffort][lane];
-                let name = self.traces[lane].name.clone();
-                let info = ClientInfo { id: lane as u32, class, name, labels: vec![] };
-                engine.client_joined(0, info, 0, &mut self.actions);
-                engine.set_objective(lane as u32, self.setup.slo);
-            }
-        }
-        self.obey(0);
     }
 
     /// Go on until this time, or until every request is served if that is enough.
@@ -279,17 +271,11 @@ impl<'a> Sim<'a> {
         }
     }
 
-    /// How much slower a program's own part is for the other.
-    fn hosts(&self, lane: usize) -> f64 {
-        let beside = lane == LOW && self.hosts[LOW].is_some();
-        1.0 + if beside { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
-    }
-
-    /// Iterations of the training done.
-    fn progress(&self) -> f64 {
-        let trace = self.traces[LOW];
-        let ns = self.hosts[LOW].as_ref().map_or(0, |h| h.progress_ns(trace));
-        ns as f64 / trace.period_ns as f64
+    /// How much slower a best-effort program's own part is beside another program.
+    fn stretch(&self, lane: usize) -> f64 {
+        let is_beside = self.programs.iter().filter(|p| p.host.is_some()).count() > 1;
+        let slower = lane >= LOW && is_beside;
+        1.0 + if slower { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
     }
 
     /// When the next request's service begins.
@@ -299,15 +285,13 @@ impl<'a> Sim<'a> {
     }
 
     fn next_ns(&self, now_ns: u64) -> Option<u64> {
-        let launch = |lane: usize| self.hosts[lane].as_ref().and_then(|h| h.launch_ns);
+        let launches = self.programs.iter().filter_map(|p| p.host.as_ref()?.launch_ns);
         let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
         // A deadline that a tick did not move is looked at again a little later.
         let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
-        let reports = self.completions.next_ns();
-        [self.device.next_ns(), self.begins_ns(), launch(HIGH), launch(LOW), engine, reports]
-            .into_iter()
-            .flatten()
-            .min()
+        let reports = self.programs.iter().filter_map(|p| p.completions.next_ns());
+        let others = [self.device.next_ns(), self.begins_ns(), engine].into_iter().flatten();
+        others.chain(launches).chain(reports).min()
     }
 
     fn step(&mut self, now_ns: u64) {
@@ -330,12 +314,14 @@ impl<'a> Sim<'a> {
             }
         }
         self.happened = happened;
-        while let Some(report) = self.completions.take(now_ns) {
-            let Completed { word, measured } = report;
-            if let Some(engine) = &mut self.engine {
-                engine.progress(now_ns, LOW as u32, 0, word, measured, &mut self.actions);
+        for lane in LOW..self.programs.len() {
+            while let Some(report) = self.programs[lane].completions.take(now_ns) {
+                let Completed { word, measured } = report;
+                if let Some(engine) = &mut self.engine {
+                    engine.progress(now_ns, lane as u32, 0, word, measured, &mut self.actions);
+                }
+                self.obey(now_ns);
             }
-            self.obey(now_ns);
         }
         if let Some(engine) = &mut self.engine
             && engine.next_deadline_ns().is_some_and(|ns| ns <= now_ns)
@@ -346,8 +332,8 @@ impl<'a> Sim<'a> {
         if self.begins_ns().is_some_and(|ns| ns <= now_ns) {
             self.begin(now_ns);
         }
-        for lane in [HIGH, LOW] {
-            if let Some(host) = &mut self.hosts[lane]
+        for lane in 0..self.programs.len() {
+            if let Some(host) = &mut self.programs[lane].host
                 && host.launch_ns.is_some_and(|ns| ns <= now_ns)
             {
                 host.launch_ns = None;
@@ -362,9 +348,8 @@ impl<'a> Sim<'a> {
         self.begun += 1;
         let delay = self.spread * (self.random.exponential() - std::f64::consts::LN_2);
         // Of a 99th percentile of more than 6.6 medians the least would be below nothing.
-        let stretch = (1.0 + delay).max(0.0) * self.hosts(HIGH);
-        if let Some(host) = &mut self.hosts[HIGH] {
-            host.stretch = stretch;
+        if let Some(host) = &mut self.programs[HIGH].host {
+            host.stretch = (1.0 + delay).max(0.0);
             host.begin(now_ns);
         }
     }
@@ -382,16 +367,16 @@ impl<'a> Sim<'a> {
             self.obey(now_ns);
         }
         let Some(engine) = &mut self.engine else { return };
-        let Some(host) = &mut self.hosts[lane] else { return };
-        let tickets = &mut self.tickets[lane];
+        let program = &mut self.programs[lane];
+        let Some(host) = &mut program.host else { return };
         // Of an ungated client nothing is submitted.
-        if tickets.granted_until == u64::MAX {
+        if program.tickets.granted_until == u64::MAX {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
-        let known = self.known[lane][host.next];
-        self.measured = known.kernel.is_some_and(|k| self.completions.is_sample(k as usize));
-        let ticket = tickets.next;
-        tickets.next += 1;
+        let known = program.known[host.next];
+        program.measured = known.kernel.is_some_and(|k| program.completions.is_sample(k as usize));
+        let ticket = program.tickets.next;
+        program.tickets.next += 1;
         let submission = Submission {
             ticket,
             kernel: known.kernel,
@@ -402,14 +387,14 @@ impl<'a> Sim<'a> {
             shared_bytes: known.shared,
             stream: 0,
             completion: (ticket as u32).wrapping_add(1),
-            started: ticket < tickets.granted_until,
+            started: ticket < program.tickets.granted_until,
         };
         if submission.started {
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
             self.release(now_ns, lane, ticket, Decision::Run(0), 0);
         } else {
             host.held = true;
-            self.submitted_ns = now_ns;
+            program.submitted_ns = now_ns;
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
         }
         self.obey(now_ns);
@@ -417,17 +402,18 @@ impl<'a> Sim<'a> {
 
     /// A launch reaches the device.
     fn release(&mut self, now_ns: u64, lane: usize, launch: u64, form: Decision, cost_ns: u64) {
-        let Some(host) = &mut self.hosts[lane] else { return };
+        let program = &mut self.programs[lane];
+        let Some(host) = &mut program.host else { return };
         let kernels = host.program[host.next].kernels.clone();
         let (last, mut host_ns) = (kernels.end - 1, now_ns + cost_ns);
-        if lane == LOW && launch != UNSUBMITTED {
+        if lane >= LOW && launch != UNSUBMITTED {
             // A launch in another form is always measured.
-            let is_measured = self.measured || !matches!(form, Decision::Run(_));
+            let is_measured = program.measured || !matches!(form, Decision::Run(_));
             let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
-            self.completions.launched(launch, ready_ns, is_measured);
+            program.completions.launched(launch, ready_ns, is_measured);
         }
         for index in kernels {
-            let mut shape = work(&self.traces[lane].kernels[index], form, &self.setup.model);
+            let mut shape = work(&program.trace.kernels[index], form, &self.setup.model);
             let parts_ns = shape.more_launches * self.setup.model.part_ns;
             host_ns += parts_ns;
             // A part cannot run before it was launched.
@@ -442,13 +428,13 @@ impl<'a> Sim<'a> {
 
     /// A launch is done.
     fn ended(&mut self, now_ns: u64, lane: usize, launch: u64) {
-        let Some(host) = &mut self.hosts[lane] else { return };
+        let Some(host) = &mut self.programs[lane].host else { return };
         host.ended(now_ns);
         let idle = host.idle();
         if launch != UNSUBMITTED {
             let is_waited_for = self.held(lane);
-            if lane == LOW {
-                self.completions.ended(now_ns, launch, is_waited_for);
+            if lane >= LOW {
+                self.programs[lane].completions.ended(now_ns, launch, is_waited_for);
             } else if let Some(engine) = &mut self.engine {
                 let word = (launch as u32).wrapping_add(1);
                 engine.progress(now_ns, lane as u32, 0, word, None, &mut self.actions);
@@ -479,20 +465,21 @@ impl<'a> Sim<'a> {
             match action {
                 Action::Grant { client, until } => {
                     let lane = client as usize;
-                    self.tickets[lane].granted_until = until;
-                    let next = self.tickets[lane].next;
+                    let Some(program) = self.programs.get_mut(lane) else { continue };
+                    program.tickets.granted_until = until;
+                    let next = program.tickets.next;
                     if self.held(lane) && next <= until {
-                        let cost_ns = self.decided_ns(now_ns);
+                        let cost_ns = self.decided_ns(lane, now_ns);
                         self.release(now_ns, lane, next - 1, Decision::Run(0), cost_ns);
                     }
                 }
                 Action::Decide { client, ticket, decision, .. } => {
                     let lane = client as usize;
-                    if self.held(lane) && ticket + 1 == self.tickets[lane].next {
-                        let known =
-                            self.known[lane][self.hosts[lane].as_ref().map_or(0, |h| h.next)];
-                        let form = offered(known.offered, decision);
-                        let cost_ns = self.decided_ns(now_ns);
+                    if self.held(lane) && ticket + 1 == self.programs[lane].tickets.next {
+                        let program = &self.programs[lane];
+                        let next = program.host.as_ref().map_or(0, |h| h.next);
+                        let form = offered(program.known[next].offered, decision);
+                        let cost_ns = self.decided_ns(lane, now_ns);
                         self.release(now_ns, lane, ticket, form, cost_ns);
                     }
                 }
@@ -505,73 +492,13 @@ impl<'a> Sim<'a> {
     }
 
     /// From a decision until its launch, on the program's side.
-    fn decided_ns(&self, now_ns: u64) -> u64 {
-        let asleep = self.submitted_ns + SPIN_NS < now_ns;
+    fn decided_ns(&self, lane: usize, now_ns: u64) -> u64 {
+        let asleep = self.programs[lane].submitted_ns + SPIN_NS < now_ns;
         self.setup.model.decided_ns + if asleep { self.setup.model.wake_ns } else { 0 }
     }
 
     fn held(&self, lane: usize) -> bool {
-        self.hosts[lane].as_ref().is_some_and(|h| h.held)
-    }
-
-    fn report(mut self, solo: Solo, end_ns: u64, share: f64, unscheduled: bool) -> Report {
-        let solo_ns = solo.ns;
-        let mut now_ns = 0;
-        let mut solo_queued: Vec<u64> = Vec::with_capacity(self.arrivals.len());
-        for &arrival in self.arrivals {
-            now_ns = arrival.max(now_ns) + solo_ns;
-            solo_queued.push(now_ns - arrival);
-        }
-        let served = self.service_ns.len();
-        self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
-        let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
-        let within = self.setup.slo.map(|slo| {
-            let kept = self.service_ns.iter().filter(|ns| **ns <= slo.slo_ns).count() as u64;
-            over(kept, self.arrivals.len() as u64)
-        });
-        let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
-        let alone = percentile(&mut solo_queued, 0.99);
-        let low = self.hosts[LOW].as_ref();
-        let decided = self.engine.as_ref().filter(|_| low.is_some()).map(decisions);
-        let best_effort = low.map(|host| BestEffort {
-            trace: self.traces[LOW].name.clone(),
-            share,
-            iterations: host.done / host.program.len() as u64,
-            launched: host.made,
-            done: host.done,
-            in_flight: host.made - host.done,
-        });
-        Report {
-            schema: 1,
-            seconds: self.setup.seconds,
-            seed: self.setup.seed,
-            sharing: self.setup.sharing,
-            transformable: self.setup.transformable,
-            unscheduled,
-            launches: self.hosts.iter().flatten().map(|h| h.done).sum(),
-            kernels: self.kernels,
-            context_changes: self.device.changes(),
-            high_priority: High {
-                trace: self.traces[HIGH].name.clone(),
-                arrived: self.arrivals.len() as u64,
-                served: served as u64,
-                unserved: (self.arrivals.len() - served) as u64,
-                solo_ms: ms(solo_ns),
-                solo_p99_ms: ms(solo.p99_ns),
-                slo_ms: self.setup.slo.map(|slo| ms(slo.slo_ns)),
-                within,
-                service_p50_ms: ms(service[0]),
-                service_p99_ms: ms(service[1]),
-                service_p50_over_solo: over(service[0], solo_ns),
-                service_p99_over_solo: over(service[1], solo.p99_ns),
-                queued_p50_ms: ms(queued[0]),
-                queued_p99_ms: ms(queued[1]),
-                solo_queued_p99_ms: ms(alone),
-                queued_p99_over_solo: over(queued[1], alone),
-            },
-            best_effort,
-            decisions: decided,
-        }
+        self.programs.get(lane).and_then(|p| p.host.as_ref()).is_some_and(|h| h.held)
     }
 }
 

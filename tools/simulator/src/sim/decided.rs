@@ -1,26 +1,28 @@
-//! How the training's launches were decided.
+//! How the best-effort programs' launches were decided.
 
 use crate::device::LOW;
 use crate::report::{Decisions, ms};
 use tally_engine::Engine;
 
-pub fn decisions(engine: &Engine) -> Decisions {
-    let stats = engine.client_stats(LOW as u32).unwrap_or_default();
-    Decisions {
-        asked: engine.policy_stats().decides,
-        whole: stats.run,
-        leased: stats.leased,
-        sliced: stats.sliced,
-        preemptible: stats.preemptible,
-        sm_limited: stats.sm_limited,
-        degraded: stats.degraded,
-        held: stats.held,
-        launches_held: stats.launches_held,
-        window_full: stats.window_full,
-        waited_ms: ms(stats.waited_ns),
-        gpu_ms: ms(stats.charged_ns),
-        built_in_rule: stats.built_in_rule,
-        yields: stats.yields,
-        launches_yielded: stats.launches_yielded,
+/// Of the programs in the lanes up to this one.
+pub fn decisions(engine: &Engine, lanes: usize) -> Decisions {
+    let mut all = Decisions { asked: engine.policy_stats().decides, ..Decisions::default() };
+    for lane in LOW..lanes {
+        let stats = engine.client_stats(lane as u32).unwrap_or_default();
+        all.whole += stats.run;
+        all.leased += stats.leased;
+        all.sliced += stats.sliced;
+        all.preemptible += stats.preemptible;
+        all.sm_limited += stats.sm_limited;
+        all.degraded += stats.degraded;
+        all.held += stats.held;
+        all.launches_held += stats.launches_held;
+        all.window_full += stats.window_full;
+        all.waited_ms += ms(stats.waited_ns);
+        all.gpu_ms += ms(stats.charged_ns);
+        all.built_in_rule += stats.built_in_rule;
+        all.yields += stats.yields;
+        all.launches_yielded += stats.launches_yielded;
     }
+    all
 }

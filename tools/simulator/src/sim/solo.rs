@@ -6,7 +6,7 @@ use crate::gpu::{SLICES_DRIVER_NS, SharingMode};
 use crate::trace::Trace;
 
 /// A request alone, plain.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Solo {
     pub ns: u64,
     /// One in a hundred takes so long.
@@ -22,8 +22,8 @@ const P99_BEYOND_MEDIAN: f64 = 3.912;
 impl Solo {
     pub fn new(plain: &Trace, high: &Trace, setup: &Setup) -> Self {
         // From the start of its service until it is seen done.
-        let mut sim = Sim::new(*setup, [plain; 2], false, &[0], None);
-        sim.device = Device::new(SharingMode::Timeslice, setup.model, SLICES_DRIVER_NS);
+        let mut sim = Sim::new(*setup, plain, true, &[], &[0], None);
+        sim.device = Device::new(SharingMode::Timeslice, setup.model, SLICES_DRIVER_NS, 1);
         sim.run_until(u64::MAX, true);
         let ns = sim.service_ns.first().copied().unwrap_or(0);
         let alone = high.alone[0].filter(|a| a.p99_ns > a.ns && !high.is_graph());

@@ -1,0 +1,111 @@
+//! The figures of a simulation for people.
+
+use crate::error::CtlError;
+use crate::table::{Align, table};
+use std::io::Write;
+use tally_simulator::Report;
+use tally_simulator::report::{Fairness, Shared};
+
+pub fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(), CtlError> {
+    writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.sharing, r.seconds, r.seed)?;
+    if !r.high_priority.is_nobody() {
+        high_priority(out, r)?;
+    }
+    if let Some(b) = &r.best_effort {
+        writeln!(out, "best effort    {}: share {:.3}, {} launches", b.trace, b.share, b.done)?;
+    }
+    if let Some(fairness) = &r.fairness {
+        shares(out, fairness)?;
+    }
+    if let Some(d) = &r.decisions {
+        writeln!(
+            out,
+            "decisions      {} asked: {} whole, {} sliced, {} preemptible, {} SM-limited, {} holds; {} leased, {} degraded, {} by the built-in rule",
+            d.asked,
+            d.whole,
+            d.sliced,
+            d.preemptible,
+            d.sm_limited,
+            d.held,
+            d.leased,
+            d.degraded,
+            d.built_in_rule
+        )?;
+        writeln!(
+            out,
+            "yields         asked for {} times, {} launches did",
+            d.yields, d.launches_yielded
+        )?;
+    }
+    writeln!(
+        out,
+        "simulated      {} launches, {} kernels, {} changes of context in {took_s:.2} s: {:.0} launches a second",
+        r.launches,
+        r.kernels,
+        r.context_changes,
+        r.launches as f64 / took_s
+    )?;
+    writeln!(out, "A model, not a measurement: docs/results-simulator.md says how far off it is.")?;
+    Ok(())
+}
+
+fn high_priority(out: &mut impl Write, r: &Report) -> Result<(), CtlError> {
+    let h = &r.high_priority;
+    writeln!(out, "high priority  {}: {} of {} requests served", h.trace, h.served, h.arrived)?;
+    writeln!(
+        out,
+        "  service ms   solo {:.3}  p50 {:.3} ({:.2}x)  p99 {:.3} ({:.2}x)",
+        h.solo_ms,
+        h.service_p50_ms,
+        h.service_p50_over_solo,
+        h.service_p99_ms,
+        h.service_p99_over_solo
+    )?;
+    writeln!(
+        out,
+        "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
+        h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
+    )?;
+    if let (Some(slo_ms), Some(within)) = (h.slo_ms, h.within) {
+        writeln!(
+            out,
+            "  objective    {slo_ms:.3} ms: kept by {:.2} % of requests",
+            within * 100.0
+        )?;
+    }
+    Ok(())
+}
+
+/// What each of several best-effort programs got.
+fn shares(out: &mut impl Write, fairness: &Fairness) -> Result<(), CtlError> {
+    let header = [
+        ("  PROGRAM", Align::Left),
+        ("WEIGHT", Align::Right),
+        ("SHARE", Align::Right),
+        ("GPU MS", Align::Right),
+        ("CHARGED MS", Align::Right),
+        ("OF ALL", Align::Right),
+        ("FAIR", Align::Right),
+    ];
+    let row = |client: &Shared| {
+        vec![
+            format!("  {}", client.trace),
+            client.weight.to_string(),
+            format!("{:.3}", client.share),
+            format!("{:.1}", client.gpu_ms),
+            format!("{:.1}", client.charged_ms),
+            format!("{:.3}", client.gpu_share),
+            format!("{:.3}", client.fair_share),
+        ]
+    };
+    let rows: Vec<Vec<String>> = fairness.clients.iter().map(row).collect();
+    for line in table(&header, &rows) {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(
+        out,
+        "fairness       {:.4} (Jain's index of GPU time over fair GPU time)",
+        fairness.jain
+    )?;
+    Ok(())
+}
