@@ -2,7 +2,7 @@
 
 A server runs as a high-priority client, eager and as a CUDA graph, and serves so many requests one after another; the
 core counts them by the program's launches and waits, or by NVTX marks. With two buffers the next request is launched
-before the last is waited for.
+before the last is waited for. In a decode loop each launch of a CUDA graph is a token, by `--tpot`.
 """
 
 import json
@@ -15,6 +15,7 @@ from tally import Core, client
 
 # (kind, source, buffers)
 CASES = [(kind, "activity", buffers) for kind in ("eager", "graph") for buffers in (1, 2)] + [(kind, "marks", 1) for kind in ("eager", "graph")]
+CASES += [("graph", "tokens", buffers) for buffers in (1, 2)]
 P_TOLERANCE = 0.02
 # The core's clock begins at the first launch and the program's right before it; its histogram tells 1 % apart.
 TOLERANCE_MS = 0.03
@@ -24,35 +25,39 @@ def measure(suite, core, case, failures):
     kind, source, buffers = case
     name = f"{kind}-{source}-{buffers}"
     command = [sys.executable, str(HERE / "unit_job.py"), kind, source, str(buffers), str(suite.args.units)]
-    command = [str(part) for part in core.client_command("high", name, command)]
+    options = ["--tpot", "1s"] if source == "tokens" else []
+    command = [str(part) for part in core.client_command("high", name, command, options)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     child = subprocess.Popen(command, env=clean_environment(), **pipes)
     try:
         json.loads(child.stdout.readline())
         service = lambda: (client(core.status(), name) or {}).get("service") or {}
         wait_until(lambda: service() or None, 10, f"the service of {name}", every_s=0.1)
-        # With an objective recent figures begin anew: without the warm-up.
-        core.ctl("client", "set", name, "--slo", "1s")
-        before = service()["requests"] if source == "activity" else 0
+        # With another objective recent figures begin anew: without the warm-up.
+        core.ctl("client", "set", name, "--slo", "1s", *(["--tpot", "2s"] if source == "tokens" else []))
+        tokens = lambda: (service().get("marks") or {}).get("tokens") or {}
+        count = lambda: tokens().get("count", 0) if source == "tokens" else service()["requests"]
+        before = 0 if source == "marks" else count()
         child.stdin.write("\n")
         child.stdin.flush()
         own = json.loads(child.stdout.readline())
-        done = lambda: service()["requests"] - before >= own["units"] or None
+        done = lambda: count() - before >= own["units"] or None
         try:
-            wait_until(done, 5, f"{own['units']} requests of {name}", every_s=0.2)
+            wait_until(done, 5, f"{own['units']} units of {name}", every_s=0.2)
         except TimeoutError as error:
             failures.add(str(error))
-        seen = service()
+        seen, counted = service(), count() - before
+        times = tokens() if source == "tokens" else seen
     finally:
         child.stdin.close()
         try:
             child.wait(20)
         except subprocess.TimeoutExpired:
             child.kill()
-    row = {"kind": kind, "source": source, "buffers": buffers, "own": own, "requests": seen["requests"] - before, "p50_ms": seen["p50_ms"], "p99_ms": seen["p99_ms"]}
+    row = {"kind": kind, "source": source, "buffers": buffers, "own": own, "requests": counted, "p50_ms": times["p50_ms"], "p99_ms": times["p99_ms"]}
     row["marks"] = seen.get("marks")
     if row["requests"] != own["units"]:
-        failures.add(f"{name}: {row['requests']} requests, the program counted {own['units']}")
+        failures.add(f"{name}: {row['requests']} units, the program counted {own['units']}")
     for key in ("p50_ms", "p99_ms"):
         off = abs(row[key] - own[key])
         if off > max(P_TOLERANCE * own[key], TOLERANCE_MS):

@@ -78,11 +78,11 @@ class Core:
         if done.returncode:
             raise RuntimeError(f"tallyctl {' '.join(map(str, arguments))}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
 
-    def client_command(self, priority, name, command):
+    def client_command(self, priority, name, command, options=()):
         """The command line that runs `command` as a client."""
         return [
             self.suite.program("tallyctl"), "--socket", self.socket,
-            "run", "--priority", priority, "--name", name, "--", *command,
+            "run", "--priority", priority, "--name", name, *options, "--", *command,
         ]  # fmt: skip
 
     def __enter__(self):

@@ -1,7 +1,8 @@
 """A server that counts and times its own units, for step_units.py: unit_job.py KIND SOURCE BUFFERS COUNT.
 
-KIND is eager or graph, SOURCE activity or marks. With two BUFFERS the next unit is launched before the last is waited
-for. Prints what it measured as JSON, then lives until its standard input ends.
+KIND is eager or graph, SOURCE activity, marks or tokens: then it is a decode loop without pauses, of which each unit is
+a token. With two BUFFERS the next unit is launched before the last is waited for. Prints what it measured as JSON, then
+lives until its standard input ends.
 """
 
 import collections
@@ -50,14 +51,18 @@ def marked(source):
 
 
 def serve(step, source, buffers, count):
-    """Times of the units, ns: from before the first launch to the return of the wait that covers it."""
-    took, open_units = [], collections.deque()
+    """Times of the units, ns: from before the first launch to the return of the wait that covers it. A token begins no
+    earlier than the one before it ended."""
+    took, open_units, ended = [], collections.deque(), 0
     events = [torch.cuda.Event() for _ in range(buffers)]
 
     def wait():
+        nonlocal ended
         since, event = open_units.popleft()
         event.synchronize()
-        took.append(time.monotonic_ns() - since)
+        now = time.monotonic_ns()
+        took.append(now - (max(since, ended) if source == "tokens" else since))
+        ended = now
 
     for n in range(count):
         if buffers == 1:
@@ -66,7 +71,8 @@ def serve(step, source, buffers, count):
                 step()
                 events[0].record()
                 wait()
-            time.sleep(0.0005)
+            if source != "tokens":
+                time.sleep(0.0005)
             continue
         open_units.append((time.monotonic_ns(), events[n % buffers]))
         step()

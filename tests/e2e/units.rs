@@ -31,13 +31,14 @@ fn name((kind, buffers, requests, _, wait): Case) -> String {
 }
 
 /// A server that waits for the word to serve.
-fn start(scene: &Scene, program: &Path, case: Case) -> Result<Process> {
+fn start(scene: &Scene, program: &Path, case: Case, options: &[&str]) -> Result<Process> {
     let name = &name(case);
     let (kind, buffers, requests, spins, wait) = case;
     let mut command = scene.command(program);
     command.arg(format!("{}/kernels/probe.ptx", env!("CARGO_MANIFEST_DIR"))).arg(kind);
     command.args([buffers, requests, spins].map(|n| n.to_string())).arg(wait);
-    let mut process = scene.start(name, scene.governed(Class::High, name, &command)?)?;
+    let mut process =
+        scene.start(name, scene.governed_with(Class::High, name, options, &command)?)?;
     ensure!(process.hear(JOB_MAX)?["ready"] == true, "{}", process.quote());
     Ok(process)
 }
@@ -45,7 +46,7 @@ fn start(scene: &Scene, program: &Path, case: Case) -> Result<Process> {
 /// What the core counted of a server that has served, and what that says of itself.
 fn serve(scene: &Scene, program: &Path, case: Case) -> Result<(Service, serde_json::Value)> {
     let name = &name(case);
-    let mut process = start(scene, program, case)?;
+    let mut process = start(scene, program, case, &[])?;
     process.tell("serve")?;
     let said = process.hear(JOB_MAX).with_context(|| process.quote())?;
     let service = wait_until(&format!("waiting for {case:?}"), ANSWER_MAX, || {
@@ -111,7 +112,7 @@ fn requests_beside_best_effort_are_told_right() -> Result<()> {
     let _core = scene.core(&scene.artefacts().policy("slo-herald")?, &["--sharing", "mps"])?;
     let mut batch = Probe::start(&scene, Class::BestEffort, "batch")?;
     for case in [("eager", 2, 60, 5_000, "event"), ("graph", 1, 60, 5_000, "stream")] {
-        let mut process = start(&scene, &program, case)?;
+        let mut process = start(&scene, &program, case, &[])?;
         process.tell("serve")?;
         batch.ask("launch 40 20000")?;
         let said = process.hear(JOB_MAX).with_context(|| process.quote())?;
@@ -124,4 +125,65 @@ fn requests_beside_best_effort_are_told_right() -> Result<()> {
         ensure!(process.wait(ANSWER_MAX)?.success(), "{}", process.quote());
     }
     batch.quit()
+}
+
+/// With an objective for tokens each launch of a CUDA graph is one: from its launch, or the end of the token before if
+/// that is later, to the return of the wait.
+#[test]
+fn graph_launches_are_tokens_of_a_decode_loop() -> Result<()> {
+    const TOKENS: u64 = 60;
+    let scene = Scene::new(&Artefacts::locate()?, Device::software())?;
+    let program = compile(&scene)?;
+    let _core = scene.core(&scene.artefacts().policy("tally-priority")?, &[])?;
+    for (kind, buffers) in [("graph", 1), ("graph", 2), ("eager", 1)] {
+        let case = (kind, buffers, TOKENS, 5_000, "event");
+        // The longest that may be asked for: a busy machine keeps it.
+        let mut process = start(&scene, &program, case, &["--tpot", "600s"])?;
+        process.tell("serve")?;
+        let said = process.hear(JOB_MAX).with_context(|| process.quote())?;
+        let service = wait_until(&format!("waiting for {case:?}"), ANSWER_MAX, || {
+            let service = scene.status()?.client(&name(case))?.service();
+            Ok(service.filter(|service| service.requests >= TOKENS))
+        })?;
+        is_told_right(case, &service, &said)?;
+        let told = format!("{case:?} {service:?} {said}");
+        let (tpot, marks) = (service.tpot.context("tpot")?, service.marks.context("marks")?);
+        ensure!(tpot.tpot_ms == 600_000.0 && service.objective.is_none(), "{told}");
+        if kind == "eager" {
+            ensure!(marks.tokens.count == 0 && tpot.attainment_percent.is_none(), "{told}");
+            ensure!(process.wait(ANSWER_MAX)?.success(), "{}", process.quote());
+            continue;
+        }
+        let tokens = marks.tokens;
+        ensure!(
+            (tokens.count, tokens.recent, tpot.tokens_within) == (TOKENS, TOKENS, TOKENS),
+            "{told}"
+        );
+        ensure!(tpot.attainment_percent == Some(100.0) && !marks.requests, "{told}");
+        let p50_ms = said["token_p50_ms"].as_f64().context("token_p50_ms")?;
+        ensure!((0.95 * p50_ms - 0.1..=1.02 * p50_ms + 0.1).contains(&tokens.p50_ms), "{told}");
+        let text = String::from_utf8(scene.ctl(&["status"])?.stdout)?;
+        ensure!(text.contains("objective: 600000 ms a token, kept by 100.00 %"), "{text}");
+        let text = String::from_utf8(scene.ctl(&["metrics"])?.stdout)?;
+        let line =
+            text.lines().find(|l| l.starts_with("tally_client_tokens_within_objective_total{"));
+        ensure!(line.is_some_and(|l| l.ends_with(&format!("}} {TOKENS}"))), "{text}");
+
+        // Each objective is changed without the other.
+        let set = |options: &[&str]| -> Result<Service> {
+            let said = scene.ctl(&[&["client", "set", &name(case)], options].concat())?;
+            ensure!(said.status.success(), "{said:?}");
+            scene.status()?.client(&name(case))?.service().context("service")
+        };
+        let service = set(&["--slo", "1s"])?;
+        ensure!(service.objective.is_some() && service.tpot.is_some(), "{service:?}");
+        let service = set(&["--tpot", "10us"])?;
+        let tpot = service.tpot.context("tpot")?;
+        ensure!(service.objective.is_some() && tpot.tpot_ms == 0.01, "{service:?}");
+        ensure!((tpot.tokens_within, tpot.attainment_percent) == (TOKENS, None), "{service:?}");
+        let service = set(&["--no-tpot"])?;
+        ensure!(service.objective.is_some() && service.tpot.is_none(), "{service:?}");
+        ensure!(process.wait(ANSWER_MAX)?.success(), "{}", process.quote());
+    }
+    Ok(())
 }

@@ -103,19 +103,40 @@ pub struct Objective {
     pub percentile: f64,
 }
 
-/// Units of work of one kind that a client marks.
+/// What a high-priority client needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Needs {
+    /// Of its requests; `null` for nothing.
+    pub objective: Option<Objective>,
+    /// Longest time of a token, ms; `null` for none.
+    pub tpot_ms: Option<f64>,
+}
+
+/// A client's objective for tokens, and how it was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tpot {
+    /// Longest time of a token, ms.
+    pub tpot_ms: f64,
+    /// Tokens that kept the objective of their time.
+    pub tokens_within: u64,
+    /// Share of the recent tokens that kept it, %; `null` without tokens.
+    #[serde(deserialize_with = "required")]
+    pub attainment_percent: Option<f64>,
+}
+
+/// Units of work of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Units {
     /// Units that ended since the client registered.
     pub count: u64,
-    /// Units of the last five to ten minutes.
+    /// Units of the last five to ten minutes, or since their objective was set.
     pub recent: u64,
     /// Median of the recent units, ms.
     pub p50_ms: f64,
     pub p99_ms: f64,
 }
 
-/// Units of work that a high-priority client marks with NVTX ranges, and what was lost of its units.
+/// Tokens and prefills of a high-priority client, and what was lost of its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Marks {
     /// The client's requests are the marked ones; otherwise those told from its launches and waits.
@@ -124,6 +145,7 @@ pub struct Marks {
     pub open: u64,
     /// Age of the oldest of them, its time in the program's queue included, ms; 0 without any.
     pub oldest_ms: f64,
+    /// Marked ones; or else, with an objective for tokens, CUDA graph launches.
     pub tokens: Units,
     pub prefills: Units,
     /// Units not counted because too many were open, or more ended than the core could read.
@@ -153,7 +175,10 @@ pub struct Service {
     /// Share of the recent requests that kept the objective, %; `null` without requests or objective.
     #[serde(deserialize_with = "required")]
     pub attainment_percent: Option<f64>,
-    /// What it marks; `null` if it has marked nothing.
+    /// Its objective for tokens; `null` without one.
+    #[serde(deserialize_with = "required")]
+    pub tpot: Option<Tpot>,
+    /// Its tokens and prefills; `null` if it has marked nothing and has no objective for tokens.
     #[serde(deserialize_with = "required")]
     pub marks: Option<Marks>,
 }

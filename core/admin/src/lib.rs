@@ -15,8 +15,9 @@ mod status;
 mod words;
 
 pub use client::{
-    ClientStatus, Decisions, Departed, EntryPoints, Identity, Marks, MechanismState, MpsUse,
-    Objective, Report, Service, Totals, Transformed, UngovernedStatus, Units, WaitReason, Why,
+    ClientStatus, Decisions, Departed, EntryPoints, Identity, Marks, MechanismState, MpsUse, Needs,
+    Objective, Report, Service, Totals, Tpot, Transformed, UngovernedStatus, Units, WaitReason,
+    Why,
 };
 pub use policy::{
     Active, Disabled, FaultCostUs, FaultCounts, Faults, LastDisabled, LastFault, LoadFailure,
@@ -79,12 +80,13 @@ pub enum Request {
     },
     /// Forget what is known of kernels.
     ProfilesClear {},
-    /// Give a high-priority client another objective.
+    /// Give a high-priority client other objectives.
     ClientSet {
         /// Id of the client, as in the status.
         client: u32,
-        /// The objective; `null` for none.
-        objective: Option<Objective>,
+        /// What it needs from now on.
+        #[serde(flatten)]
+        needs: Needs,
     },
     /// Begin an A/B test. With the policies' files, their roles prefixed `a.` and `b.`.
     AbStart {

@@ -6,6 +6,8 @@ use std::fmt;
 pub const SLO: &str = "slo";
 /// Label with the share of requests, %, that must keep it, as in `slo-percentile=99.9`.
 pub const SLO_PERCENTILE: &str = "slo-percentile";
+/// Label with the longest time that a token may take, as in `tpot=8ms`.
+pub const TPOT: &str = "tpot";
 /// What `slo-percentile` is if it is not said, %.
 pub const SLO_PERCENTILE_DEFAULT: f64 = 99.0;
 /// Shortest and longest time of a request that may be asked for, ns: 10 us and 10 min.
@@ -50,7 +52,7 @@ impl Objective {
     /// The number that is out of range.
     pub fn new(slo_ns: f64, percentile: f64) -> Result<Self, WrongObjective> {
         Ok(Objective {
-            slo_ns: in_range(slo_ns)?,
+            slo_ns: in_range(SLO, slo_ns)?,
             percentile: slo_percentile(&percentile.to_string())?,
         })
     }
@@ -75,25 +77,48 @@ impl Objective {
     }
 }
 
+/// The longest time that a token may take, ns, as labels say it; `None` without the label [`TPOT`].
+///
+/// # Errors
+/// If the label says something else than a time, or one that is out of range.
+pub fn tpot_of_labels<'a>(
+    labels: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<Option<u64>, WrongObjective> {
+    let mut labels = labels.into_iter().filter(|(key, _)| *key == TPOT);
+    labels.try_fold(None, |_, (_, value)| time_ns(TPOT, value).map(Some))
+}
+
 /// A time such as `20ms`, `1.5s` or `800us`, ns.
 ///
 /// # Errors
 /// If it is none, or out of range.
 pub fn slo_ns(text: &str) -> Result<u64, WrongObjective> {
-    let wrong = || WrongObjective { key: SLO, value: text.to_owned(), expected: TIME };
+    time_ns(SLO, text)
+}
+
+/// A time in ns as one that a token may take.
+///
+/// # Errors
+/// If it is out of range.
+pub fn tpot_ns(ns: f64) -> Result<u64, WrongObjective> {
+    in_range(TPOT, ns)
+}
+
+fn time_ns(key: &'static str, text: &str) -> Result<u64, WrongObjective> {
+    let wrong = || WrongObjective { key, value: text.to_owned(), expected: TIME };
     let units = [("us", 1e3), ("ms", 1e6), ("s", 1e9)];
     let (number, ns) = units
         .iter()
         .find_map(|(unit, ns)| Some((text.strip_suffix(unit)?, ns)))
         .ok_or_else(wrong)?;
     let ns = number.parse::<f64>().map_err(|_| wrong())? * ns;
-    in_range(ns).map_err(|_| wrong())
+    in_range(key, ns).map_err(|_| wrong())
 }
 
-fn in_range(ns: f64) -> Result<u64, WrongObjective> {
+fn in_range(key: &'static str, ns: f64) -> Result<u64, WrongObjective> {
     // Not a number is in no range.
     let is_in_range = ns >= SLO_NS[0] as f64 && ns <= SLO_NS[1] as f64;
-    let wrong = || WrongObjective { key: SLO, value: format!("{ns} ns"), expected: TIME };
+    let wrong = || WrongObjective { key, value: format!("{ns} ns"), expected: TIME };
     is_in_range.then(|| ns.round() as u64).ok_or_else(wrong)
 }
 
@@ -122,6 +147,15 @@ mod tests {
         assert_eq!(of(&[("slo", "1.5ms")]), Ok(Some(objective)));
         let objective = Objective { slo_ns: 800_000, percentile: 99.9 };
         assert_eq!(of(&[("slo-percentile", "99.9"), ("slo", "800us")]), Ok(Some(objective)));
+    }
+
+    #[test]
+    fn a_label_says_how_long_a_token_may_take() {
+        let of = |labels: &[(&'static str, &'static str)]| tpot_of_labels(labels.iter().copied());
+        assert_eq!(of(&[("slo", "1s")]), Ok(None));
+        assert_eq!(of(&[("slo", "1s"), ("tpot", "7.5ms")]), Ok(Some(7_500_000)));
+        assert_eq!(of(&[("tpot", "soon")]).unwrap_err().key, TPOT);
+        assert!(tpot_ns(1.0).is_err() && tpot_ns(8e6) == Ok(8_000_000));
     }
 
     #[test]

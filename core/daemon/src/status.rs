@@ -12,7 +12,8 @@ use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot
 use tally_admin::{
     Active, Class, ClientStatus, Decisions, EntryPoints, FaultCostUs, FaultCounts, Faults,
     Identity, LastDisabled, LastFault, LoadFailure, Marks, MechanismState, MpsUse, Objective,
-    PolicyReport, ReasonStatus, Report, Restored, Service, Transformed, Units, WaitReason, Why,
+    PolicyReport, ReasonStatus, Report, Restored, Service, Tpot, Transformed, Units, WaitReason,
+    Why,
 };
 use tally_engine::WaitsFor;
 use tally_engine::policy::FaultKind;
@@ -252,8 +253,19 @@ fn service(n: &ServiceNumbers, marked: Option<&MarkNumbers>) -> Service {
         p50_ms: n.p50_ns as f64 / 1e6,
         p99_ms: n.p99_ns as f64 / 1e6,
         attainment_percent: n.objective.filter(|_| n.recent > 0).map(|_| attainment),
+        tpot: marked.and_then(tpot),
         marks: marked.map(marks),
     }
+}
+
+fn tpot(n: &MarkNumbers) -> Option<Tpot> {
+    let tokens = n.tokens;
+    let attainment = tokens.recent_within as f64 / tokens.recent as f64 * 100.0;
+    n.tpot_ns.map(|ns| Tpot {
+        tpot_ms: ns as f64 / 1e6,
+        tokens_within: tokens.within,
+        attainment_percent: (tokens.recent > 0).then_some(attainment),
+    })
 }
 
 fn entry_points(s: &ShimCounts) -> EntryPoints {

@@ -32,6 +32,7 @@ pub const ENV_LABELS: &str = "TALLY_LABELS";
 /// Objective of a high-priority program, as `20ms`: becomes the label of that name, as does the share of requests, %.
 pub const ENV_SLO: &str = "TALLY_SLO";
 pub const ENV_SLO_PERCENTILE: &str = "TALLY_SLO_PERCENTILE";
+pub const ENV_TPOT: &str = "TALLY_TPOT";
 /// `open` (run unscheduled, the default) or `hold`: what a client does while
 /// there is no core.
 pub const ENV_FAIL: &str = "TALLY_FAIL";

@@ -50,6 +50,7 @@ impl Settings {
         let variables = [
             (wire::ENV_SLO, objective::SLO),
             (wire::ENV_SLO_PERCENTILE, objective::SLO_PERCENTILE),
+            (wire::ENV_TPOT, objective::TPOT),
         ];
         let objective = variables.into_iter().filter_map(|(variable, label)| {
             Some((label.to_owned(), std::env::var(variable).ok().filter(|v| !v.is_empty())?))

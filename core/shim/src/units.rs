@@ -242,7 +242,8 @@ pub fn waited(
             count: graphs.try_into().unwrap_or(u16::MAX),
             after_ns: after_ns.try_into().unwrap_or(u32::MAX),
         };
-        if !marks::are_requests_marked() {
+        // Tokens may be told by graphs although requests are marked.
+        if graphs.count > 0 || !marks::are_requests_marked() {
             let what = What::stream(graphs).pack();
             marks::publish(Stated { began_ns, ended_ns: now, what });
         }

@@ -162,6 +162,10 @@ pub struct RunArgs {
     /// Share of requests, in percent, that must keep `--slo`. Default: 99.
     #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile, requires = "slo")]
     pub percentile: Option<f64>,
+    /// Objective for tokens of a high-priority program: the longest time that a token may take, such as 8ms. Tokens are
+    /// marked ones, else CUDA graph launches.
+    #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
+    pub tpot: Option<f64>,
     /// What to do with launches while there is no core. Default: open, unless
     /// the core's configuration says otherwise.
     #[arg(long, value_enum)]
@@ -246,21 +250,28 @@ pub enum PolicyCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum ClientCommand {
-    /// Give a high-priority client another objective while it runs.
+    /// Give a high-priority client other objectives while it runs.
     Set {
         /// Id of the client, or its name if no other client has that
         #[arg(value_name = "CLIENT")]
         client: String,
         /// Longest time that a request may take, such as 20ms
         #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
-        #[arg(required_unless_present = "no_slo", conflicts_with = "no_slo")]
+        #[arg(required_unless_present_any = ["no_slo", "tpot", "no_tpot"], conflicts_with = "no_slo")]
         slo: Option<f64>,
         /// Share of requests, in percent, that must keep it. Default: as before, else 99.
         #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile, requires = "slo")]
         percentile: Option<f64>,
-        /// Take the objective away
+        /// Take the objective for requests away
         #[arg(long)]
         no_slo: bool,
+        /// Longest time that a token may take, such as 8ms
+        #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
+        #[arg(conflicts_with = "no_tpot")]
+        tpot: Option<f64>,
+        /// Take the objective for tokens away
+        #[arg(long)]
+        no_tpot: bool,
     },
 }
 

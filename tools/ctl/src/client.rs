@@ -4,7 +4,7 @@ use crate::admin::{AdminSocket, Core};
 use crate::cli::ClientCommand;
 use crate::error::CtlError;
 use std::io::Write;
-use tally_admin::{ClientStatus, Objective, Request, Status};
+use tally_admin::{ClientStatus, Needs, Objective, Request, Status};
 use tally_contract::objective::{SLO_PERCENTILE_DEFAULT, slo_ns, slo_percentile};
 
 /// Value of `--slo`, ms.
@@ -46,7 +46,7 @@ fn find<'s>(all: &'s [ClientStatus], named: &str) -> Result<&'s ClientStatus, Ct
 /// Changes a client.
 pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
-    let ClientCommand::Set { client, slo, percentile, no_slo: _ } = command;
+    let ClientCommand::Set { client, slo, percentile, no_slo, tpot, no_tpot } = command;
     let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
     let client = find(&status.clients, &client)?;
     // A time alone keeps the percentile of the objective there is.
@@ -55,13 +55,22 @@ pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError>
         slo_ms,
         percentile: percentile.or(before.map(|o| o.percentile)).unwrap_or(SLO_PERCENTILE_DEFAULT),
     });
-    let request = Request::ClientSet { client: client.identity.id, objective };
-    let objective: Option<Objective> = core.get(&request)?;
+    let tpot_before = client.service.and_then(|service| service.tpot).map(|tpot| tpot.tpot_ms);
+    let needs = Needs {
+        objective: objective.or(before.filter(|_| !no_slo)),
+        tpot_ms: tpot.or(tpot_before.filter(|_| !no_tpot)),
+    };
+    let request = Request::ClientSet { client: client.identity.id, needs };
+    let Needs { objective, tpot_ms } = core.get(&request)?;
     let mut out = std::io::stdout().lock();
     let (id, name) = (client.identity.id, &client.identity.name);
     match objective {
-        Some(o) => writeln!(out, "client {id} ({name}): {} ms at {} %", o.slo_ms, o.percentile)?,
-        None => writeln!(out, "client {id} ({name}): no objective")?,
+        Some(o) => write!(out, "client {id} ({name}): {} ms at {} %", o.slo_ms, o.percentile)?,
+        None => write!(out, "client {id} ({name}): no objective for requests")?,
+    }
+    match tpot_ms {
+        Some(ms) => writeln!(out, ", {ms} ms a token")?,
+        None => writeln!(out)?,
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX};
-use tally_contract::objective::{Objective, SLO, SLO_PERCENTILE};
+use tally_contract::objective::{Objective, SLO, SLO_PERCENTILE, TPOT, tpot_of_labels};
 use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Notice};
 
@@ -104,20 +104,22 @@ fn environment(
     nvtx: Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, CtlError> {
     let pairs = args.labels.iter().filter_map(|label| label.split_once('='));
-    Objective::of_labels(pairs).map_err(|why| CtlError::Usage(format!("label {why}")))?;
-    // The objective is two labels.
+    Objective::of_labels(pairs.clone())
+        .and(tpot_of_labels(pairs))
+        .map_err(|why| CtlError::Usage(format!("label {why}")))?;
+    // Objectives are labels.
     let slo = args.slo.map(|ms| format!("{SLO}={ms}ms"));
     let percentile = args.percentile.map(|share| format!("{SLO_PERCENTILE}={share}"));
-    let labels: Vec<&str> =
-        slo.iter().chain(&percentile).chain(&args.labels).map(String::as_str).collect();
+    let tpot = args.tpot.map(|ms| format!("{TPOT}={ms}ms"));
+    let objectives = slo.iter().chain(&percentile).chain(&tpot);
+    let labels: Vec<&str> = objectives.chain(&args.labels).map(String::as_str).collect();
     if labels.len() > LABELS_MAX {
         let count = labels.len();
         return Err(CtlError::Usage(format!("{count} labels: at most {LABELS_MAX} are kept")));
     }
     args.labels.iter().try_for_each(|l| check_label(l))?;
-    if args.slo.is_some() && args.priority != Priority::High {
-        let why =
-            "--slo needs --priority high: only requests of high-priority programs are measured";
+    if (args.slo.or(args.tpot)).is_some() && args.priority != Priority::High {
+        let why = "--slo and --tpot need --priority high: only high-priority programs are measured";
         return Err(CtlError::Usage(why.into()));
     }
     let program = Path::new(&args.command[0]);
@@ -249,6 +251,7 @@ mod tests {
             labels: vec!["team=a".into()],
             slo: Some(1.5),
             percentile: Some(99.9),
+            tpot: Some(8.0),
             fail: Some(Fail::Hold),
             preload: None,
             no_check: true,
@@ -270,7 +273,7 @@ mod tests {
             ("TALLY_SOCKET", "/s"),
             ("TALLY_PRIORITY", "high"),
             ("TALLY_NAME", "python3"),
-            ("TALLY_LABELS", "slo=1.5ms\x1fslo-percentile=99.9\x1fteam=a"),
+            ("TALLY_LABELS", "slo=1.5ms\x1fslo-percentile=99.9\x1ftpot=8ms\x1fteam=a"),
             ("LD_PRELOAD", "/l/p.so"),
             ("ASAN_OPTIONS", "abort_on_error=1:verify_asan_link_order=0"),
             ("NVTX_INJECTION64_PATH", "/l/s.so"),
@@ -285,7 +288,7 @@ mod tests {
             environment(Path::new("/s"), args, None, None, None).unwrap_err().to_string()
         };
         let best_effort = RunArgs { priority: Priority::BestEffort, ..args() };
-        assert!(why(&best_effort).starts_with("--slo needs --priority high"));
+        assert!(why(&best_effort).starts_with("--slo and --tpot need --priority high"));
         let label = RunArgs { labels: vec!["slo=20".into()], ..args() };
         assert_eq!(
             why(&label),

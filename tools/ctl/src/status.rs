@@ -8,8 +8,8 @@ use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
-    Active, ClientStatus, KernelStatus, Marks, MechanismState, MpsUse, PolicyReport, Quantiles,
-    Request, Service, Status, UngovernedStatus, WaitReason,
+    Active, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles, Request,
+    Service, Status, UngovernedStatus, WaitReason,
 };
 
 /// Longest name shown in a table.
@@ -298,7 +298,7 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
     for c in all {
         let id = c.identity.id;
         service(out, id, c.service.as_ref(), paint)?;
-        marks(out, id, c.service.as_ref().and_then(|s| s.marks.as_ref()), paint)?;
+        marks(out, id, c.service.as_ref(), paint)?;
         for (why, what) in
             [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
         {
@@ -346,15 +346,15 @@ fn service(
     writeln!(out)
 }
 
-/// What a high-priority client marks.
+/// Tokens and prefills of a high-priority client, and where its requests come from.
 fn marks(
     out: &mut impl Write,
     id: u32,
-    marks: Option<&Marks>,
+    service: Option<&Service>,
     paint: Paint,
 ) -> std::io::Result<()> {
-    let Some(m) = marks else { return Ok(()) };
-    let what = if m.requests { "its own marks" } else { "activity: it marks none" };
+    let Some((s, m)) = service.and_then(|s| Some((s, s.marks?))) else { return Ok(()) };
+    let what = if m.requests { "its own marks" } else { "launches and waits: it marks none" };
     writeln!(out, "  {id}: requests by {what}; {} under way", m.open)?;
     for (units, name) in [(&m.tokens, "tokens"), (&m.prefills, "prefills")] {
         if units.recent > 0 {
@@ -364,6 +364,13 @@ fn marks(
                 "  {id}: {} recent {name}, p50 {p50:.3} ms, p99 {p99:.3} ms",
                 units.recent
             )?;
+        }
+    }
+    if let Some(tpot) = s.tpot {
+        write!(out, "  {id}: objective: {} ms a token", tpot.tpot_ms)?;
+        match tpot.attainment_percent {
+            Some(attained) => writeln!(out, ", kept by {attained:.2} %")?,
+            None => writeln!(out)?,
         }
     }
     if m.dropped + m.wrong > 0 {

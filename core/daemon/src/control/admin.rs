@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tally_admin::{Profiles, RecordRequest, Request};
 use tally_contract::limits::{NON_ADMIN_PAUSE_MS, REQUEST_BYTES_MAX};
-use tally_contract::objective::Objective;
+use tally_contract::objective::{Objective, tpot_ns};
 use tally_ipc::admin;
 use tokio::io::Interest;
 
@@ -293,9 +293,7 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
             Err(e) => error(Code::Unavailable, e),
         },
         Request::ClientSet { .. } if !may_change => denied("change a client"),
-        Request::ClientSet { client, objective } => {
-            set_objective(plane, uid, client, objective).await
-        }
+        Request::ClientSet { client, needs } => set_objectives(plane, uid, client, needs).await,
         Request::Stop {} if !may_change => denied("stop the core"),
         Request::Stop {} => {
             tracing::info!(uid, "asked to stop");
@@ -304,21 +302,18 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
         }
     }
 }
-/// Gives a high-priority client another objective, or none.
-async fn set_objective(
-    plane: &Plane,
-    uid: u32,
-    id: u32,
-    asked: Option<tally_admin::Objective>,
-) -> Value {
-    let objective =
-        match asked.map(|asked| Objective::new(asked.slo_ms * 1e6, asked.percentile)).transpose() {
-            Ok(objective) => objective,
-            Err(why) => return error(Code::BadRequest, why),
-        };
-    match plane.control.ask(|done| Control::SetObjective { id, objective, done }).await {
+/// Gives a high-priority client other objectives, or none.
+async fn set_objectives(plane: &Plane, uid: u32, id: u32, asked: tally_admin::Needs) -> Value {
+    let objective = asked.objective.map(|o| Objective::new(o.slo_ms * 1e6, o.percentile));
+    let tpot_ns = asked.tpot_ms.map(|ms| tpot_ns(ms * 1e6));
+    let (objective, tpot_ns) = match (objective.transpose(), tpot_ns.transpose()) {
+        (Ok(objective), Ok(tpot_ns)) => (objective, tpot_ns),
+        (Err(why), _) | (_, Err(why)) => return error(Code::BadRequest, why),
+    };
+    let set = |done| Control::SetObjectives { id, objective, tpot_ns, done };
+    match plane.control.ask(set).await {
         Ok(true) => {
-            tracing::info!(uid, id, ?objective, "asked to change a client's objective");
+            tracing::info!(uid, id, ?objective, ?tpot_ns, "asked to change a client's objectives");
             json!({"ok": asked})
         }
         Ok(false) => error(Code::BadRequest, format!("there is no high-priority client {id}")),

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tally_contract::limits::JOIN_WAIT_MS_MAX;
-use tally_contract::objective::Objective;
+use tally_contract::objective::{Objective, tpot_of_labels};
 use tally_engine::policy::{Class, ClientInfo};
 use tally_ipc::frame;
 use tally_ipc::layout::CLIENT_MAGIC;
@@ -309,10 +309,10 @@ async fn hand_over(
     let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v))).collect();
     let info = ClientInfo { id, class, name: printable(hello.name), labels };
     let pairs = info.labels.iter().map(|(key, value): &(String, String)| (&**key, &**value));
-    if let Err(why) = Objective::of_labels(pairs)
+    if let Err(why) = Objective::of_labels(pairs.clone()).and(tpot_of_labels(pairs))
         && plane.journal.may(Kind::Registered)
     {
-        tracing::warn!(id, name = info.name, "it has no objective: label {why}");
+        tracing::warn!(id, name = info.name, "an objective of it is ignored: label {why}");
     }
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);

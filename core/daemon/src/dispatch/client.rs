@@ -18,7 +18,7 @@ use super::share::UserPass;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use tally_contract::objective::Objective;
+use tally_contract::objective::{Objective, tpot_of_labels};
 use tally_engine::policy::Class;
 use tally_engine::{Action, Measured, Submission};
 use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, notify, submission_flags};
@@ -128,9 +128,12 @@ impl DispatchClient {
             // What is no objective was logged when it registered.
             Box::new(Service::new(Objective::of_labels(labels).unwrap_or_default(), now_ns))
         });
-        let marks = service
-            .is_some()
-            .then(|| Box::new(Marks::new(&link.region.marks, &link.core.marks_read, now_ns)));
+        let marks = service.is_some().then(|| {
+            let mut marks = Box::new(Marks::new(&link.region.marks, &link.core.marks_read, now_ns));
+            let labels = link.info.labels.iter().map(|(key, value)| (&**key, &**value));
+            marks.set_tpot(now_ns, tpot_of_labels(labels).unwrap_or_default());
+            marks
+        });
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         DispatchClient {
             next_ticket: link.first_ticket,

@@ -94,10 +94,12 @@ pub enum Control {
         limits_ns: Vec<u64>,
         done: oneshot::Sender<Before>,
     },
-    /// Give a client another objective, or none.
-    SetObjective {
+    /// Give a client other objectives, or none. One that is as before changes nothing.
+    SetObjectives {
         id: u32,
         objective: Option<Objective>,
+        /// Longest time of a token, ns.
+        tpot_ns: Option<u64>,
         /// Told whether there is such a high-priority client.
         done: oneshot::Sender<bool>,
     },

@@ -37,23 +37,49 @@ struct Times {
     now: Histogram<u32>,
     before: Histogram<u32>,
     turned_ns: u64,
-    /// Units of stretches that are over.
-    over: u64,
+    /// Longest time that keeps the objective, ns; `None` without one.
+    limit_ns: Option<u64>,
+    /// Units that kept it, of the stretches `now` and `before`.
+    within: [u64; 2],
+    /// Units of stretches that are over, and those that kept it.
+    over: [u64; 2],
 }
 
 impl Times {
     fn new(now_ns: u64) -> Box<Self> {
         let new = || Histogram::new_with_bounds(TIMES_NS[0], TIMES_NS[1], SIGNIFICANT_DIGITS);
         let [now, before] = [new(), new()].map(|times| times.expect("constant bounds are valid"));
-        Box::new(Times { now, before, turned_ns: now_ns, over: 0 })
+        let (within, over) = ([0; 2], [0; 2]);
+        Box::new(Times { now, before, turned_ns: now_ns, limit_ns: None, within, over })
+    }
+
+    /// Counts so many units that took so long each.
+    fn record(&mut self, now_ns: u64, ns: u64, count: u32) {
+        self.turn(now_ns);
+        self.now.saturating_record_n(ns.max(1), count);
+        let keeps = self.limit_ns.is_some_and(|limit_ns| ns <= limit_ns);
+        self.within[0] += if keeps { u64::from(count) } else { 0 };
+    }
+
+    /// Another objective, or none. What is recent begins anew.
+    fn set_limit(&mut self, limit_ns: Option<u64>) {
+        self.end_stretch();
+        self.before.reset();
+        self.within = [0; 2];
+        self.limit_ns = limit_ns;
+    }
+
+    fn end_stretch(&mut self) {
+        self.over = [self.over[0] + self.now.len(), self.over[1] + self.within[0]];
+        std::mem::swap(&mut self.now, &mut self.before);
+        self.now.reset();
+        self.within = [0, self.within[0]];
     }
 
     fn turn(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.turned_ns = now_ns;
-            self.over += self.now.len();
-            std::mem::swap(&mut self.now, &mut self.before);
-            self.now.reset();
+            self.end_stretch();
         }
     }
 
@@ -63,21 +89,26 @@ impl Times {
         let _ = recent.add(&self.before);
         let quantile = |share| if recent.is_empty() { 0 } else { recent.value_at_quantile(share) };
         UnitNumbers {
-            count: self.over + self.now.len(),
+            count: self.over[0] + self.now.len(),
+            within: self.over[1] + self.within[0],
             recent: recent.len(),
+            recent_within: self.within.iter().sum(),
             p50_ns: quantile(0.5),
             p99_ns: quantile(0.99),
         }
     }
 }
 
-/// Figures of marked units of one kind.
+/// Figures of units of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitNumbers {
     /// Units that ended since the client registered.
     pub count: u64,
-    /// Units of the last five to ten minutes.
+    /// Those of them that kept the objective of their time.
+    pub within: u64,
+    /// Units of the last five to ten minutes, or since the objective was set.
     pub recent: u64,
+    pub recent_within: u64,
     pub p50_ns: u64,
     pub p99_ns: u64,
 }
@@ -90,6 +121,8 @@ pub struct MarkNumbers {
     /// Requests under way, and for how long the oldest has been there, ns.
     pub open: u64,
     pub oldest_ns: u64,
+    /// Longest time that a token may take, ns, if it has an objective for tokens.
+    pub tpot_ns: Option<u64>,
     pub tokens: UnitNumbers,
     pub prefills: UnitNumbers,
     /// Units that the client could not report, since it registered.
@@ -122,6 +155,9 @@ pub struct Marks {
     has_requests: bool,
     /// The first marked request was seen in the last pass.
     is_first: bool,
+    /// Longest time that a token may take, ns. With it, graph launches are tokens unless the client marks tokens.
+    tpot_ns: Option<u64>,
+    has_tokens: bool,
     tokens: Option<Box<Times>>,
     prefills: Option<Box<Times>>,
     /// The client's count of dropped units when it registered, and how far it has been above that.
@@ -150,6 +186,8 @@ impl Marks {
             has_any: false,
             has_requests: false,
             is_first: false,
+            tpot_ns: None,
+            has_tokens: false,
             tokens: None,
             prefills: None,
             dropped_before: from.dropped.load(Relaxed),
@@ -248,6 +286,7 @@ impl Marks {
         self.has_any |= unit.kind != Kind::Stream;
         let times = match unit.kind {
             Kind::Stream => {
+                self.count_graphs(now_ns, stated, unit);
                 if !self.has_requests {
                     self.ended.push(unit);
                 }
@@ -258,12 +297,44 @@ impl Marks {
                 self.ended.push(unit);
                 return;
             }
-            Kind::Token => &mut self.tokens,
+            Kind::Token => {
+                if !std::mem::replace(&mut self.has_tokens, true) {
+                    // Of the same tokens, or before them.
+                    self.tokens = None;
+                    self.set_tpot(now_ns, self.tpot_ns);
+                }
+                &mut self.tokens
+            }
             Kind::Prefill => &mut self.prefills,
         };
-        let times = times.get_or_insert_with(|| Times::new(now_ns));
-        times.turn(now_ns);
-        times.now.saturating_record(unit.ns.max(1));
+        times.get_or_insert_with(|| Times::new(now_ns)).record(now_ns, unit.ns, 1);
+    }
+
+    /// Each graph launch of a unit is a token, if tokens have an objective and are not marked: it takes its share of the
+    /// time from the unit's first launch, or the end of the unit before it if that is later, to the unit's end.
+    fn count_graphs(&mut self, now_ns: u64, stated: Stated, unit: Unit) {
+        let Some(What { graphs, .. }) = What::unpack(stated.what) else { return };
+        if self.tpot_ns.is_none() || self.has_tokens || graphs.count == 0 {
+            return;
+        }
+        let from_ns = stated.began_ns.saturating_add(graphs.after_ns.into()).max(unit.came_ns);
+        let ns = stated.ended_ns.saturating_sub(from_ns) / u64::from(graphs.count);
+        let times = self.tokens.get_or_insert_with(|| Times::new(now_ns));
+        times.record(now_ns, ns, graphs.count.into());
+    }
+
+    /// Another longest time of a token, or none. What is recent of tokens begins anew.
+    pub fn set_tpot(&mut self, now_ns: u64, tpot_ns: Option<u64>) {
+        self.tpot_ns = tpot_ns;
+        if tpot_ns.is_some() || self.tokens.is_some() {
+            let times = self.tokens.get_or_insert_with(|| Times::new(now_ns));
+            times.set_limit(tpot_ns);
+        }
+    }
+
+    /// The longest time that a token may take, ns.
+    pub fn tpot_ns(&self) -> Option<u64> {
+        self.tpot_ns
     }
 
     /// A unit as it may have been; `None` if it cannot.
@@ -333,10 +404,12 @@ impl Marks {
     /// All figures, as of the last pass; `None` if nothing was marked.
     pub fn numbers(&self, now_ns: u64) -> Option<MarkNumbers> {
         let numbers = |times: &Option<Box<Times>>| times.as_ref().map(|times| times.numbers());
-        (self.has_any || self.dropped > 0 || self.wrong > 0).then(|| MarkNumbers {
+        let has_any = self.has_any || self.tokens.is_some();
+        (has_any || self.dropped > 0 || self.wrong > 0).then(|| MarkNumbers {
             has_requests: self.has_requests,
             open: self.open.len() as u64,
             oldest_ns: self.oldest_open_ns().map_or(0, |came| now_ns.saturating_sub(came)),
+            tpot_ns: self.tpot_ns,
             tokens: numbers(&self.tokens).unwrap_or_default(),
             prefills: numbers(&self.prefills).unwrap_or_default(),
             dropped: self.dropped,

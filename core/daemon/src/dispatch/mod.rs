@@ -56,6 +56,7 @@ use pass::Order;
 use profile_cache::ProfileCache;
 use snapshot::{ClientNumbers, Job};
 use std::sync::atomic::Ordering::{Release, SeqCst};
+use tally_contract::objective::Objective;
 use tally_decision_log::{Recorded, Recorder};
 use tally_engine::Action;
 use tally_engine::policy::{Decision, Policy, Subscriptions};
@@ -358,11 +359,8 @@ impl Dispatch {
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
                     let _ = done.send(saved);
                 }
-                Control::SetObjective { id, objective, done } => {
-                    let client = self.clients.iter_mut().find(|c| c.id() == id);
-                    let service = client.and_then(|c| c.service.as_mut());
-                    let has_service = service.map(|s| s.set_objective(objective)).is_some();
-                    let _ = done.send(has_service && self.engine.set_objective(id, objective));
+                Control::SetObjectives { id, objective, tpot_ns, done } => {
+                    let _ = done.send(self.set_objectives(now, id, objective, tpot_ns));
                 }
                 Control::Recent { limits_ns, done } => {
                     let services = self.clients.iter().filter_map(|c| c.service.as_deref());
@@ -388,6 +386,29 @@ impl Dispatch {
             }
         }
         any
+    }
+
+    /// False if there is no such high-priority client.
+    fn set_objectives(
+        &mut self,
+        now: u64,
+        id: u32,
+        objective: Option<Objective>,
+        tpot_ns: Option<u64>,
+    ) -> bool {
+        let client = self.clients.iter_mut().find(|c| c.id() == id);
+        let Some((service, marks)) = client.and_then(|c| c.service.as_mut().zip(c.marks.as_mut()))
+        else {
+            return false;
+        };
+        if marks.tpot_ns() != tpot_ns {
+            marks.set_tpot(now, tpot_ns);
+        }
+        if service.objective() == objective {
+            return true;
+        }
+        service.set_objective(objective);
+        self.engine.set_objective(id, objective)
     }
 
     fn join(&mut self, now: u64, new: NewClient) {

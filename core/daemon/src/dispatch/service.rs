@@ -126,6 +126,11 @@ impl Service {
         service
     }
 
+    /// Its objective now.
+    pub fn objective(&self) -> Option<Objective> {
+        self.objective
+    }
+
     /// Another objective, or none. What is recent begins anew.
     pub fn set_objective(&mut self, objective: Option<Objective>) {
         self.end_stretch();

@@ -183,7 +183,7 @@ fn tokens_are_counted_beside_requests_and_go_out_of_the_recent_ones() {
     client.ended(Kind::Prefill, None, START + MS, START + 8 * MS);
     client.read(START + 30 * MS);
     let numbers = client.numbers(START + 30 * MS);
-    let UnitNumbers { count, recent, p50_ns, p99_ns } = numbers.tokens;
+    let UnitNumbers { count, recent, p50_ns, p99_ns, .. } = numbers.tokens;
     assert_eq!((count, recent, numbers.prefills.count), (20, 20, 1));
     assert!(is_about(p50_ns, 10 * MS) && is_about(p99_ns, 20 * MS), "{numbers:?}");
     assert!(is_about(numbers.prefills.p50_ns, 7 * MS), "{numbers:?}");
@@ -310,4 +310,64 @@ fn lies_of_a_shim_are_ignored_or_bounded() {
     let numbers = client.numbers(now);
     assert_eq!((numbers.wrong, numbers.shortened, numbers.has_requests), (3, 1, false));
     assert_eq!(client.marks.open_since_ns(), [now; tally_contract::limits::STREAM_SLOTS]);
+}
+
+impl Client {
+    /// A unit of so many graphs, of which the unit before took the first time.
+    fn graphs(&self, count: u16, began_ns: u64, after_ns: u32, ended_ns: u64) {
+        let what = What::stream(theirs::Graphs { count, after_ns }).pack();
+        let unit = Stated { began_ns, ended_ns, what };
+        let _ = self.region.marks.publish(self.read.load(Relaxed), unit);
+    }
+
+    fn tokens(&self, now_ns: u64) -> UnitNumbers {
+        self.numbers(now_ns).tokens
+    }
+}
+
+#[test]
+fn graph_launches_are_tokens_where_these_have_an_objective_and_no_marks() {
+    let mut client = Client::new();
+    client.graphs(1, START + MS, 0, START + 2 * MS);
+    client.read(START + 2 * MS);
+    assert_eq!(client.tokens(START + 2 * MS).count, 0, "nobody asked for tokens");
+    client.marks.set_tpot(START + 2 * MS, Some(3 * MS));
+    // The next was launched 1 ms before that one ended; then four in one unit.
+    client.graphs(1, START + MS, MS as u32, START + 4 * MS);
+    client.graphs(4, START + 10 * MS, 0, START + 26 * MS);
+    client.graphs(0, START + 30 * MS, 0, START + 31 * MS);
+    client.read(START + 32 * MS);
+    let UnitNumbers { count, within, recent, recent_within, p50_ns, p99_ns } =
+        client.tokens(START + 32 * MS);
+    assert_eq!((count, within, recent, recent_within), (5, 1, 5, 1));
+    assert!(is_about(p50_ns, 4 * MS) && is_about(p99_ns, 4 * MS), "{p50_ns} {p99_ns}");
+    assert_eq!(client.sampled().0, 3, "each unit is a request");
+    // What is recent begins anew with another objective; totals go on.
+    client.marks.set_tpot(START + 32 * MS, Some(10 * MS));
+    client.graphs(1, START + 40 * MS, 0, START + 45 * MS);
+    client.read(START + 46 * MS);
+    let numbers = client.tokens(START + 46 * MS);
+    assert_eq!((numbers.count, numbers.within), (6, 2));
+    assert_eq!((numbers.recent, numbers.recent_within), (1, 1));
+    // Marked tokens count instead, of which requests may be told from launches.
+    client.graphs(1, START + 50 * MS, 0, START + 55 * MS);
+    client.ended(Kind::Token, None, START + 50 * MS, START + 61 * MS);
+    client.graphs(1, START + 62 * MS, 0, START + 63 * MS);
+    client.read(START + 64 * MS);
+    let numbers = client.tokens(START + 64 * MS);
+    assert_eq!((numbers.count, numbers.within, numbers.recent_within), (1, 0, 0));
+    assert!(is_about(numbers.p50_ns, 11 * MS) && client.sampled().0 == 2);
+}
+
+#[test]
+fn lies_about_graphs_are_bounded() {
+    let mut client = Client::new();
+    client.marks.set_tpot(START, Some(MS));
+    client.graphs(u16::MAX, 5, u32::MAX, START + 3 * MS);
+    client.graphs(1, START + MS, u32::MAX, START + 3 * MS);
+    client.graphs(7, START + 3 * MS, 0, START + MS);
+    client.read(START + 4 * MS);
+    let numbers = client.tokens(START + 4 * MS);
+    assert_eq!(numbers.count, u64::from(u16::MAX) + 1);
+    assert!(numbers.p99_ns <= 3 * MS, "{numbers:?}");
 }
