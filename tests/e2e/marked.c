@@ -160,7 +160,7 @@ static void *end_elsewhere(void *id) {
 static CUfunction count;
 static CUdeviceptr counters;
 
-/* Two periods of activity. */
+/* Two requests, unless they are marked. */
 static void serve(void) {
   int spins = 20000;
   void *parameters[] = {&counters, &spins};

@@ -118,7 +118,7 @@ fn lies_and_lost_marks_change_nothing_for_others() -> Result<()> {
 }
 
 #[test]
-fn without_marks_a_request_is_a_period_of_activity() -> Result<()> {
+fn without_marks_each_wait_ends_a_request() -> Result<()> {
     let scene = Scene::new(&Artefacts::locate()?, Device::software())?;
     let _core = scene.core(&scene.artefacts().policy("fifo")?, &[])?;
     let (process, said) = run(&scene, Class::High, "plain", "nothing")?;
