@@ -58,9 +58,14 @@ pub struct ClientStatus {
     pub waited_ms: f64,
     /// Time launches waited, by the account of the client's threads, ms.
     pub waited_client_ms: f64,
+    /// Its share of best-effort GPU time relative to other clients: the label `weight`, else 1.
+    pub weight: u32,
     /// GPU time that its launches were charged, ms: measured, or else estimated from when the end was seen. For a
     /// high-priority client, the time that it was busy.
     pub charged_ms: f64,
+    /// `charged_ms` over the time since it registered, %. Where kernels of several clients run at once, all of them
+    /// together may have more than 100.
+    pub charged_percent: f64,
     /// Time of its launches seen on the device, ms; only those timed, `launches_measured`. Of
     /// launches that ran beside others it includes time in which the others ran.
     pub measured_ms: f64,

@@ -33,6 +33,8 @@ pub const ENV_LABELS: &str = "TALLY_LABELS";
 pub const ENV_SLO: &str = "TALLY_SLO";
 pub const ENV_SLO_PERCENTILE: &str = "TALLY_SLO_PERCENTILE";
 pub const ENV_TPOT: &str = "TALLY_TPOT";
+/// Weight of a best-effort program among others.
+pub const ENV_WEIGHT: &str = "TALLY_WEIGHT";
 /// `open` (run unscheduled, the default) or `hold`: what a client does while
 /// there is no core.
 pub const ENV_FAIL: &str = "TALLY_FAIL";

@@ -55,12 +55,15 @@ impl Settings {
         let objective = variables.into_iter().filter_map(|(variable, label)| {
             Some((label.to_owned(), std::env::var(variable).ok().filter(|v| !v.is_empty())?))
         });
+        // The first label that is a weight counts.
+        let weight = std::env::var(wire::ENV_WEIGHT).ok().filter(|weight| !weight.is_empty());
+        let weight = weight.map(|weight| ("weight".to_owned(), weight));
         Some(Settings {
             socket: socket.map_or_else(wire::default_socket, PathBuf::from),
             hello: Hello {
                 high_priority: priority.as_deref() == Some("high"),
                 name: name.unwrap_or_else(program),
-                labels: objective.chain(labels).collect(),
+                labels: objective.chain(labels).chain(weight).collect(),
                 first_ticket: 0,
                 initialised: false,
             },

@@ -82,8 +82,7 @@ impl Policy for Native {
 /// slo-herald with a service whose unit is open.
 fn herald(host: &PolicyHost) -> WasmPolicy {
     let (mut policy, mut context) = (load(host, "slo-herald"), Context::default());
-    let service =
-        ClientInfo { id: 9, class: Class::High, name: "serve.py".into(), labels: vec![] };
+    let service = ClientInfo { id: 9, class: Class::High, name: "serve.py".into(), labels: vec![] };
     let began = Event::UnitBegan { client: 9, since_ns: 0, deadline_ns: 3_000_000 };
     for event in [Event::Joined(service), began] {
         policy.on_event(1, &event, &mut context).expect("it fails at no event");

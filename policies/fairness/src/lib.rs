@@ -29,7 +29,7 @@
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 
 /// Clients that take part; further ones are not held, and nobody is held for them.
-const MEMBERS_MAX: usize = 256;
+const MEMBERS_MAX: usize = 64;
 /// Without work for less than this, a client was backlogged just now.
 const MOMENT_NS: u64 = 500_000;
 /// Least and most time until a launch that is held is looked at again.
@@ -38,6 +38,8 @@ const HOLD_NS: (u64, u64) = (50_000, MOMENT_NS);
 const QUANTUM_NS_MIN: u64 = 1_000_000;
 /// A round, or a turn, takes at most so many times its GPU time.
 const WALL: u64 = 2;
+/// Rounds that one decision may begin; then the launch runs.
+const ROUNDS_MAX: u32 = 4;
 /// A claim has who lost this part of what the client that asks has used.
 const LOST: i64 = 8;
 /// The GPU may idle so long for a client that will launch again soon.
@@ -239,8 +241,11 @@ impl Rounds {
             // The round is over, whoever has credit left.
             self.members.iter_mut().for_each(|member| member.credit_ns = member.credit_ns.min(0));
         }
-        while self.members[me].credit_ns <= 0 {
+        for _ in 0..ROUNDS_MAX {
             let mine = &self.members[me];
+            if mine.credit_ns > 0 {
+                return None;
+            }
             let used_ns = mine.quantum_ns.saturating_sub(mine.credit_ns);
             let has_claim = |m: &&Member| m.credit_ns > 0 && m.lost_ns > used_ns / LOST;
             let claims = || self.members.iter().filter(has_claim);
@@ -324,9 +329,10 @@ impl Rounds {
         WALL.saturating_mul(self.members[at].quantum_ns.unsigned_abs())
     }
 
-    /// So many rounds at once that somebody who is backlogged has credit: who asks is.
+    /// So many rounds at once that another one who is backlogged has credit: who asks is.
     fn begin_round(&mut self) {
-        let backlogged = self.members.iter().filter(|member| member.is_backlogged());
+        let is_in_debt = |m: &&Member| m.is_backlogged() && m.credit_ns <= 0;
+        let backlogged = self.members.iter().filter(is_in_debt);
         let missing =
             |m: &Member| 1 + m.credit_ns.min(0).unsigned_abs() / m.quantum_ns.unsigned_abs();
         let rounds = backlogged.map(missing).min().unwrap_or(1);

@@ -344,6 +344,23 @@ fn time_of_high_priority_work_is_no_part_of_a_turn() {
 }
 
 #[test]
+fn a_debt_of_hours_is_no_loop() {
+    let mut rounds = Rounds::side_by_side(TURN);
+    (0..MEMBERS_MAX as u32).for_each(|id| rounds.joined(&client(id, BestEffort)));
+    let state =
+        |id, charged_ns| ClientState { charged_ns, in_flight: 1, ..client_state(id, BestEffort) };
+    for charged_ns in [0, u64::MAX / 4, u64::MAX] {
+        let all = (0..MEMBERS_MAX as u32).map(|id| state(id, charged_ns / u64::from(id % 7 + 1)));
+        set_clients(all.collect());
+        for client in 0..MEMBERS_MAX as u32 {
+            let _ = rounds.hold(&Launch { client, now_ns: charged_ns, ..launch() });
+        }
+    }
+    let debts = rounds.members.iter().map(|member| member.credit_ns);
+    assert!(debts.min().unwrap() < -(TURN as i64), "{:?}", rounds.members);
+}
+
+#[test]
 fn memory_is_bounded_and_who_is_beyond_is_not_held() {
     let mut rounds = Rounds::side_by_side(TURN);
     (0..1_000).for_each(|id| rounds.joined(&client(id, BestEffort)));

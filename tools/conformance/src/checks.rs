@@ -1,6 +1,7 @@
 //! The checks, one after the other.
 
 use crate::Options;
+use crate::fairness::by_weight;
 use crate::harness::{Harness, Seen, Turn};
 use crate::report::{Check, Fuel, Outcome, Report};
 use crate::state::state;
@@ -89,6 +90,7 @@ pub fn check(subject: &dyn Subject, options: &Options) -> Report {
     report.checks.push(high(&sum));
     report.checks.push(starvation(subject));
     report.checks.push(determinism(subject, options));
+    report.checks.push(by_weight(subject, options));
     if subject.keeps_state() {
         report.checks.push(state(subject, options));
     }

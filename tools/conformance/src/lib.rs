@@ -16,6 +16,7 @@
 //! | `high-priority` | (warns only) holds a high-priority launch |
 //! | `no-starvation` | keeps holding a best-effort launch though high priority is idle |
 //! | `determinism` | answers the same events otherwise the second time |
+//! | `fair-by-weight` | (only if that is asked for; else for information) gives best-effort clients GPU time not by their weights |
 //! | `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
 //!
 //! All of it is virtual time and made from a seed: the same component, configuration and
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod fairness;
 pub mod harness;
 mod report;
 mod state;
@@ -44,10 +46,12 @@ pub struct Options {
     pub streams: u32,
     /// Calls in each of the five phases of the check for growing memory.
     pub steady_calls: u32,
+    /// Best-effort clients must get GPU time by their weights; otherwise how they do is only told.
+    pub fair: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { seed: 1, streams: 64, steady_calls: 20_000 }
+        Options { seed: 1, streams: 64, steady_calls: 20_000, fair: false }
     }
 }

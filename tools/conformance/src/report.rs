@@ -10,6 +10,8 @@ pub enum Outcome {
     Pass,
     /// Allowed, and hardly meant.
     Warn,
+    /// Nothing that a policy must do.
+    Info,
     /// The policy does not behave as it should.
     Fail,
     /// Could not be looked at; says why.
@@ -71,7 +73,7 @@ pub struct Report {
 impl Report {
     /// No check failed, and all that apply ran. Warnings do not count.
     pub fn passed(&self) -> bool {
-        self.checks.iter().all(|c| matches!(c.outcome, Outcome::Pass | Outcome::Warn))
+        self.checks.iter().all(|c| !matches!(c.outcome, Outcome::Fail | Outcome::NotRun))
     }
 
     /// The names of the checks with this outcome.

@@ -67,6 +67,32 @@ fn slo_herald_passes() {
     passes(&report("policies", "slo-herald", ""));
 }
 
+fn fair(name: &str) -> Report {
+    let (limits, granted) = (Limits::default(), Capabilities::default());
+    let file = guest("policies", name);
+    let subject = Wasm::open(Compiler::in_process(), &file, "", &limits, granted).unwrap();
+    check_loaded(
+        &subject,
+        &Options { streams: 4, steady_calls: 500, fair: true, ..Options::default() },
+    )
+}
+
+#[test]
+fn policies_that_know_of_weights_are_fair_by_them() {
+    for name in ["tally-priority", "slo-herald"] {
+        let report = fair(name);
+        passes(&report);
+        let check = report.checks.iter().find(|c| c.name == "fair-by-weight").unwrap();
+        assert_eq!(check.outcome, Outcome::Pass, "{check:?}");
+    }
+}
+
+#[test]
+fn one_that_does_not_is_told_so_and_fails_only_if_asked_to() {
+    assert_eq!(report("policies", "fifo", "").names(Outcome::Info), ["fair-by-weight"]);
+    fails(&fair("fifo"), &["fair-by-weight"]);
+}
+
 #[test]
 fn a_file_that_is_no_policy_fails_to_load() {
     let subject = Wasm::of_bytes(

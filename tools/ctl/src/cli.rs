@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tally_contract::limits::WEIGHT_MAX;
 use tally_ipc::wire;
 
 /// Exit codes, shown at the end of `--help`.
@@ -166,6 +167,10 @@ pub struct RunArgs {
     /// marked ones, else CUDA graph launches.
     #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
     pub tpot: Option<f64>,
+    /// Weight of a best-effort program: the share of the GPU's time that it gets relative to other best-effort programs,
+    /// from 1 to 1000. Default: 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)))]
+    pub weight: Option<u32>,
     /// What to do with launches while there is no core. Default: open, unless
     /// the core's configuration says otherwise.
     #[arg(long, value_enum)]

@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX};
+use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX, WEIGHT_MAX};
 use tally_contract::objective::{Objective, SLO, SLO_PERCENTILE, TPOT, tpot_of_labels};
 use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Notice};
@@ -28,6 +28,8 @@ const NVTX: &str = "NVTX_INJECTION64_PATH";
 const ASAN: &str = "ASAN_OPTIONS";
 /// AddressSanitizer's runtime refuses to start behind a preloaded library unless told so.
 const ASAN_ORDER: &str = "verify_asan_link_order";
+/// Label of the weight.
+const WEIGHT: &str = "weight";
 /// Separator of labels in the environment variable.
 const LABEL_SEPARATOR: &str = "\x1f";
 /// Longest wait for the core's answer, before the program starts.
@@ -95,6 +97,17 @@ fn check_label(label: &str) -> Result<(), CtlError> {
     Ok(())
 }
 
+/// A label `weight` that is none would count as 1.
+fn check_weight((key, value): (&str, &str)) -> Result<(), CtlError> {
+    match value.parse() {
+        _ if key != WEIGHT => Ok(()),
+        Ok(1..=WEIGHT_MAX) => Ok(()),
+        _ => Err(CtlError::Usage(format!(
+            "label {WEIGHT}={value:?}: expected a whole number from 1 to {WEIGHT_MAX}"
+        ))),
+    }
+}
+
 /// What is set for the program.
 fn environment(
     socket: &Path,
@@ -111,13 +124,19 @@ fn environment(
     let slo = args.slo.map(|ms| format!("{SLO}={ms}ms"));
     let percentile = args.percentile.map(|share| format!("{SLO_PERCENTILE}={share}"));
     let tpot = args.tpot.map(|ms| format!("{TPOT}={ms}ms"));
-    let objectives = slo.iter().chain(&percentile).chain(&tpot);
-    let labels: Vec<&str> = objectives.chain(&args.labels).map(String::as_str).collect();
+    let weight = args.weight.map(|weight| format!("{WEIGHT}={weight}"));
+    let sugar = slo.iter().chain(&percentile).chain(&tpot).chain(&weight);
+    let labels: Vec<&str> = sugar.chain(&args.labels).map(String::as_str).collect();
     if labels.len() > LABELS_MAX {
         let count = labels.len();
         return Err(CtlError::Usage(format!("{count} labels: at most {LABELS_MAX} are kept")));
     }
     args.labels.iter().try_for_each(|l| check_label(l))?;
+    args.labels.iter().filter_map(|label| label.split_once('=')).try_for_each(check_weight)?;
+    if args.weight.is_some() && args.priority == Priority::High {
+        let why = "--weight is for best-effort programs: those of high priority do not wait for each other";
+        return Err(CtlError::Usage(why.into()));
+    }
     if (args.slo.or(args.tpot)).is_some() && args.priority != Priority::High {
         let why = "--slo and --tpot need --priority high: only high-priority programs are measured";
         return Err(CtlError::Usage(why.into()));
@@ -252,6 +271,7 @@ mod tests {
             slo: Some(1.5),
             percentile: Some(99.9),
             tpot: Some(8.0),
+            weight: None,
             fail: Some(Fail::Hold),
             preload: None,
             no_check: true,
@@ -294,6 +314,26 @@ mod tests {
             why(&label),
             "label slo=\"20\": expected a time from 10us to 600s with its unit, such as 20ms"
         );
+    }
+
+    #[test]
+    fn a_weight_is_a_label_and_checked_before_the_program_starts() {
+        let best_effort =
+            || RunArgs { priority: Priority::BestEffort, slo: None, percentile: None, ..args() };
+        let labels = |args: &RunArgs| {
+            let all = environment(Path::new("/s"), args, None, None, None)?;
+            let labels = all.into_iter().find(|(name, _)| *name == "TALLY_LABELS");
+            Ok::<_, CtlError>(labels.map(|(_, value)| value.to_string_lossy().into_owned()))
+        };
+        let heavy = RunArgs { weight: Some(3), ..best_effort() };
+        assert_eq!(labels(&heavy).unwrap().as_deref(), Some("weight=3\x1fteam=a"));
+        for wrong in ["0", "1001", "many", "-1", ""] {
+            let label = RunArgs { labels: vec![format!("weight={wrong}")], ..best_effort() };
+            let why = labels(&label).unwrap_err().to_string();
+            assert!(why.contains("expected a whole number from 1 to 1000"), "{why}");
+        }
+        let high = RunArgs { weight: Some(3), ..args() };
+        assert!(labels(&high).unwrap_err().to_string().contains("for best-effort programs"));
     }
 
     #[test]

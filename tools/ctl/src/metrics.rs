@@ -152,6 +152,8 @@ impl Collector<'_> {
                 self.service(of, s);
             }
             self.sample(&registry::WAITING, &of, c.waiting as f64);
+            self.sample(&registry::WEIGHT, &of, f64::from(c.weight));
+            self.sample(&registry::CHARGED_SHARE, &of, c.charged_percent / 100.0);
             self.sample(&registry::GOVERNED, &of, flag(c.governed));
         }
     }
@@ -286,7 +288,8 @@ mod tests {
             ..Totals::default()
         };
         status.totals = [(Class::BestEffort, sums)].into();
-        status.clients = vec![ClientStatus { charged_ms: 1500.0, ..client("train") }];
+        let train = ClientStatus { weight: 3, charged_percent: 50.0, ..client("train") };
+        status.clients = vec![ClientStatus { charged_ms: 1500.0, ..train }];
         let text = exposition(&status);
         let common = r#"gpu="GPU-1",socket="/s/clients/core.sock""#;
         for (name, labels, value) in [
@@ -305,6 +308,12 @@ mod tests {
                 "tally_client_gpu_charged_seconds_total",
                 r#",client="1",name="train",class="best-effort""#,
                 "1.5",
+            ),
+            ("tally_client_weight", r#",client="1",name="train",class="best-effort""#, "3"),
+            (
+                "tally_client_gpu_charged_ratio",
+                r#",client="1",name="train",class="best-effort""#,
+                "0.5",
             ),
         ] {
             let line = format!("{name}{{{common}{labels}}} {value}");

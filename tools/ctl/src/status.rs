@@ -8,8 +8,8 @@ use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
-    Active, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles, Request,
-    Service, Status, UngovernedStatus, WaitReason,
+    Active, Class, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles,
+    Request, Service, Status, UngovernedStatus, WaitReason,
 };
 
 /// Longest name shown in a table.
@@ -274,6 +274,9 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
             c.waiting.to_string(),
             format!("{:.0}", c.waited_ms),
             format!("{:.0}", c.charged_ms),
+            format!("{:.1}", c.charged_percent),
+            // High priority does not wait for others.
+            if c.identity.class == Class::High { String::new() } else { c.weight.to_string() },
             if c.governed { "yes" } else { "no" }.to_owned(),
             why(c),
         ]
@@ -291,6 +294,8 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
         ("WAITING", Right),
         ("WAITED ms", Right),
         ("GPU ms", Right),
+        ("GPU %", Right),
+        ("WEIGHT", Right),
         ("GOVERNED", Left),
         ("WHY", Left),
     ];

@@ -95,6 +95,8 @@ impl ReportWords {
 #[derive(Clone, Copy, Debug)]
 pub struct ClientNumbers {
     pub id: u32,
+    /// Its share relative to other clients, as policies see it.
+    pub weight: u32,
     /// What the engine counted for this client.
     pub stats: ClientStats,
     /// The engine's view of it now.
@@ -121,6 +123,7 @@ impl ClientNumbers {
         let marks = client.marks.as_ref();
         ClientNumbers {
             id,
+            weight: engine.world().clients.get(&id).map_or(1, |view| view.info.weight()),
             stats: engine.client_stats(id).unwrap_or_default(),
             state: engine.client_state(id).unwrap_or(ClientState {
                 ungated: false,

@@ -106,6 +106,10 @@ metrics! {
         "Longest time that a request of this client may take, by its objective.";
     WAITING: gauge "tally_client_waiting" ["client", "name", "class"]
         "Launches of this client that wait for a decision.";
+    WEIGHT: gauge "tally_client_weight" ["client", "name", "class"]
+        "Share of best-effort GPU time that this client is to get, relative to other clients.";
+    CHARGED_SHARE: gauge "tally_client_gpu_charged_ratio" ["client", "name", "class"]
+        "GPU time charged for launches of this client over the time since it registered.";
     GOVERNED: gauge "tally_client_governed" ["client", "name", "class"]
         "1 if the core schedules this client's launches, 0 if they bypass it.";
 }

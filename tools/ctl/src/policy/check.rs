@@ -21,6 +21,9 @@ pub struct CheckArgs {
     /// Seed of the random event streams.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Require that best-effort clients get GPU time by their weights
+    #[arg(long)]
+    pub fair: bool,
     /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
@@ -40,7 +43,8 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
         tally_wasm_host::Compiler::this_program().map_err(|e| CtlError::Failed(e.to_string()))?;
     let subject = Wasm::open(compiler, &args.file, &config, &args.limits.limits(), granted)
         .map_err(|e| CtlError::Failed(e.to_string()))?;
-    let report = check_loaded(&subject, &Options { seed: args.seed, ..Options::default() });
+    let report =
+        check_loaded(&subject, &Options { seed: args.seed, fair: args.fair, ..Options::default() });
     let mut out = std::io::stdout().lock();
     if args.json {
         let text =
@@ -52,6 +56,7 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
             let (word, colour) = match check.outcome {
                 Outcome::Pass => ("ok", "\x1b[32m"),
                 Outcome::Warn => ("warn", "\x1b[33m"),
+                Outcome::Info => ("info", "\x1b[36m"),
                 Outcome::Fail => ("FAIL", "\x1b[31m"),
                 Outcome::NotRun => ("not run", "\x1b[31m"),
             };
