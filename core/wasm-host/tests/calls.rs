@@ -204,7 +204,9 @@ fn services_can_be_read_and_units_arrive() {
 #[test]
 fn what_a_component_exports_and_imports_says_what_it_is_told() {
     assert_eq!(chaos().subscriptions(), Subscriptions::ALL);
-    assert_eq!(policy("tally-priority", "").subscriptions(), Subscriptions::MEMBERSHIP);
+    // It reads what clients used.
+    let expected = Subscriptions::MEMBERSHIP.and(Subscriptions::USAGE);
+    assert_eq!(policy("tally-priority", "").subscriptions(), expected);
     let mut fifo = Bench::new(policy("fifo", ""));
     let before = fifo.policy.status().events;
     fifo.tell(Event::Timer(2)).unwrap();

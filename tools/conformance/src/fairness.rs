@@ -14,6 +14,8 @@ use tally_engine::{Action, Engine, EngineConfig, Measured, Submission};
 const CLIENTS: [(u32, u64); 2] = [(3, 300_000), (1, 500_000)];
 /// Launches that a client has submitted and not been granted.
 const AHEAD: u64 = 4;
+/// Launches of a client on the GPU, at most.
+const UNDER_WAY_MAX: u64 = 64;
 /// The time over which GPU time is compared, and the time before it.
 const SETTLING_NS: u64 = 200_000_000;
 const COMPARED_NS: u64 = 1_000_000_000;
@@ -89,7 +91,10 @@ impl World {
 
     fn submit(&mut self) {
         for at in 0..CLIENTS.len() {
-            while self.submitted[at] < self.granted[at].max(self.done[at]) + AHEAD {
+            // A lease grants without end; the driver's queue has one.
+            while self.submitted[at] < self.granted[at] + AHEAD
+                && self.granted[at] < self.done[at] + UNDER_WAY_MAX
+            {
                 let ticket = self.submitted[at];
                 self.submitted[at] += 1;
                 let submission = Submission {
