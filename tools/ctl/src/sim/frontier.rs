@@ -97,7 +97,7 @@ fn text(out: &mut impl Write, frontier: &Frontier) -> Result<(), CtlError> {
     for curve in &frontier.policies {
         for point in &curve.points {
             rows.push(vec![
-                curve.policy.clone(),
+                short(&curve.policy).into(),
                 format!("{:.2}x", point.multiple),
                 format!("{:.3}", point.slo_ms),
                 format!("{:.3}", point.share),
