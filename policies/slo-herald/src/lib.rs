@@ -181,11 +181,12 @@ impl Policy for Herald {
         }
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns));
         if let Some(sms) = beside.filter(|_| within) {
+            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, 0));
             self.counters.add(BESIDE, 1);
             return Decision::SmLimited(sms).because(Reason::Beside);
         }
         if within {
-            self.services.iter_mut().for_each(|service| service.spend(cost_ns));
+            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
         }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };

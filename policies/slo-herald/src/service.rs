@@ -38,10 +38,12 @@ pub struct Ended {
 /// The open unit, or the oldest of several.
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    /// When it was the oldest, as told.
+    /// When it was the oldest, as told, and when it began.
     told_ns: u64,
-    /// Best-effort time that it can still bear.
+    since_ns: u64,
+    /// Best-effort time that it can still bear, and that was let in.
     left_ns: u64,
+    spent_ns: u64,
     /// SMs on which best effort may run meanwhile, if it has SMs and not time.
     sms: Option<u32>,
     alone: bool,
@@ -55,9 +57,11 @@ pub struct Service {
     slo_ns: u64,
     percentile: f64,
     open: Option<Open>,
-    /// What was left of the last unit's allowance.
-    last_left_ns: u64,
+    /// The unit that was open before.
+    last: Option<Open>,
     ended_ns: Option<u64>,
+    /// When a best-effort launch was last let in while a unit was open.
+    let_in_ns: u64,
     units: u64,
     since_alone: u32,
     /// What units took alone, the latest last.
@@ -87,8 +91,9 @@ impl Service {
             slo_ns: NEVER,
             percentile: PERCENTILE_DEFAULT,
             open: None,
-            last_left_ns: 0,
+            last: None,
             ended_ns: None,
+            let_in_ns: 0,
             units: 0,
             since_alone: 0,
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
@@ -179,15 +184,16 @@ impl Service {
         ended_ns.map_or(0, |ns| idle_gap_ns.saturating_sub(now_ns.saturating_sub(ns)))
     }
 
-    /// Best-effort work of so much GPU time is let in.
-    pub fn spend(&mut self, cost_ns: u64) {
+    /// Best-effort work of so much GPU time is let in beside the open unit.
+    pub fn spend(&mut self, now_ns: u64, cost_ns: u64) {
         if let Some(open) = &mut self.open {
             open.left_ns = open.left_ns.saturating_sub(cost_ns);
+            open.spent_ns = open.spent_ns.saturating_add(cost_ns);
+            self.let_in_ns = now_ns;
         }
     }
 
-    /// A unit began; what it can bear. One that is old already can bear less, and one that was open beside the last
-    /// one has no more left than that.
+    /// A unit began; what it can bear. One that is old already can bear less, as can one that was open beside the last.
     pub fn began(&mut self, now_ns: u64, since_ns: u64, deadline_ns: u64) -> u64 {
         let is_timed = deadline_ns != NEVER;
         self.set_slo(if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER });
@@ -196,26 +202,33 @@ impl Service {
         let allowance_ns = self.allowance_ns().filter(|_| !is_due);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
-        let most_ns = if overlaps { self.last_left_ns } else { u64::MAX };
-        let bears =
-            |ns: u64| ns.min(spare_ns.saturating_mul(self.share.rate()) / 1_000).min(most_ns);
+        let (most_ns, borne_ns, spent_ns) = match self.last {
+            // The same, while another ended.
+            Some(last) if last.since_ns == since_ns => (last.left_ns, 0, last.spent_ns),
+            // It has borne what the one before it has.
+            Some(last) if overlaps => (u64::MAX, last.spent_ns, 0),
+            _ => (u64::MAX, 0, 0),
+        };
+        let in_time_ns = spare_ns.saturating_mul(self.share.rate()) / 1_000;
+        let bears = |ns: u64| ns.min(in_time_ns).saturating_sub(borne_ns).min(most_ns);
         let left_ns = allowance_ns.map_or(0, bears);
-        let alone = allowance_ns.is_none() && !overlaps;
-        // One that is due for being measured alone and overlaps another is neither.
-        let sms = self.share.sms().filter(|_| allowance_ns.is_some());
-        self.open = Some(Open { told_ns: now_ns, left_ns, sms, alone });
+        let alone = allowance_ns.is_none();
+        let sms = self.share.sms().filter(|_| !alone);
+        self.open = Some(Open { told_ns: now_ns, since_ns, left_ns, spent_ns, sms, alone });
         left_ns
     }
 
     /// The open unit is over, and so many took so long.
     pub fn ended(&mut self, now_ns: u64, units: u32, took_ns: u64) -> Ended {
         let open = self.open.take();
-        self.last_left_ns = open.map_or(0, |open| open.left_ns);
+        self.last = open;
         // Units that overlap keep it busy once.
         let told_ns = open.map_or(now_ns.saturating_sub(took_ns), |open| open.told_ns);
         let since_ns = told_ns.max(self.ended_ns.unwrap_or(0));
         self.busy_ns = self.busy_ns.saturating_add(now_ns.saturating_sub(since_ns));
-        self.ended_ns = Some(now_ns);
+        // It is told later than it ended.
+        let end_ns = |open: Open| open.since_ns.saturating_add(took_ns).min(now_ns);
+        self.ended_ns = Some(open.filter(|_| units == 1).map_or(now_ns, end_ns));
         self.units = self.units.saturating_add(units.into());
         let mut changed = self.judge_load(now_ns);
         if units == 0 {
@@ -226,7 +239,8 @@ impl Service {
         for _ in 0..units.min(JUDGED_UNITS as u32) {
             changed |= self.judge(is_late);
         }
-        let alone = open.is_some_and(|open| open.alone);
+        // What was let in beside the unit before may be beside this one, too.
+        let alone = open.is_some_and(|open| open.alone && self.let_in_ns <= open.since_ns);
         if alone {
             self.since_alone = 0;
             self.measured_alone(took_ns);

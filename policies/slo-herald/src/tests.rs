@@ -108,6 +108,28 @@ fn a_unit_that_goes_on_while_others_end_gets_no_new_allowance() {
     assert_eq!(b.decide(900 * US), RUNS, "of another one");
 }
 
+/// A server that launches the next request before it waits for the last: two are always under way.
+#[test]
+fn units_that_overlap_are_measured_alone_and_bear_time() {
+    let mut b = Bench::new(5 * MS);
+    let mut next = |b: &mut Bench, launched_ns: u64| {
+        let since_ns = b.now_ns;
+        b.policy.began(b.now_ns, WEB, since_ns, since_ns + 5 * MS);
+        let ran = launched_ns > 0 && b.decide(launched_ns) == RUNS;
+        // It ends when the one behind it is half over, which the core tells a little later.
+        b.now_ns += 2 * MS;
+        b.policy.ended(b.now_ns + 20 * US, WEB, 1, 2 * MS);
+        b.now_ns -= MS;
+        ran
+    };
+    for _ in 0..8 {
+        assert!(!next(&mut b, 100 * US), "nothing is known yet");
+    }
+    assert_eq!(b.allowance_ns(), Some(2_750 * US));
+    let ran = (0..100).filter(|_| next(&mut b, 2 * MS)).count();
+    assert!((40..60).contains(&ran), "{ran} of 100: what one bears, the next bears, too");
+}
+
 #[test]
 fn without_an_objective_a_service_is_served_strictly() {
     let mut b = Bench::new(NEVER);

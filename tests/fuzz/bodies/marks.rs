@@ -336,11 +336,12 @@ impl World {
             assert!(!*has_any, "the honest client's marks are not seen");
             return;
         };
-        let MarkNumbers { tokens, prefills, .. } = *marks;
+        let MarkNumbers { tokens, prefills, tpot_ns, .. } = *marks;
         let counted = MarkNumbers {
             has_requests: *has_requests,
             open: requests.len() as u64,
             oldest_ns,
+            tpot_ns,
             tokens,
             prefills,
             dropped: *dropped,
@@ -395,7 +396,9 @@ impl World {
                 let slo_ns = 1 << (more % 40);
                 let objective = (more & 128 == 0).then_some(Objective { slo_ns, percentile: 99.0 });
                 let (done, _) = oneshot::channel();
-                assert!(self.harness.send(Control::SetObjective { id, objective, done }));
+                let tpot_ns = (more & 64 == 0).then_some(slo_ns / 2);
+                let set = Control::SetObjectives { id, objective, tpot_ns, done };
+                assert!(self.harness.send(set));
             }
             3 => {
                 let (done, _) = oneshot::channel();

@@ -1,6 +1,7 @@
 //! Functions: headers, scopes, labels and statements.
 
 use super::data::class_of;
+use super::operand::TENSOR_ADDRESS;
 use super::{Entity, PARAM_BYTES_MAX, Parser, Result, Scope};
 use crate::ast::{Class, Formal, Function, Instr, Sym};
 use std::iter::Peekable;
@@ -200,8 +201,8 @@ impl<'a> Parser<'a> {
             Ok(args) if at.is_at_end() => args,
             Ok(_) => return Err(at.unexpected("`,` or `;`")),
             // Operands this parser has no notion of (tensors, textures) make the function
-            // unusable, not the module: it stopped inside `[...]` at a comma.
-            Err(e) if at.is(b',') => {
+            // unusable, not the module.
+            Err(e) if e.message == TENSOR_ADDRESS => {
                 f.unsupported.get_or_insert(PtxError::new(
                     opcode.line,
                     format!("unsupported instruction `{op}`: {}", e.message),

@@ -7,6 +7,9 @@ use tally_ptx::{Lexeme, Number, number};
 /// The most operands in a vector or a list; calls of real programs pass fewer.
 const LIST_MAX: usize = 256;
 
+/// The error of an address of several parts.
+pub(super) const TENSOR_ADDRESS: &str = "tensor and multi-part addresses are unsupported";
+
 impl<'a> Parser<'a> {
     pub(super) fn operands(&mut self, at: &mut Cursor<'a>) -> Result<Vec<Operand>> {
         let mut args = Vec::new();
@@ -74,7 +77,7 @@ impl<'a> Parser<'a> {
             offset = if negative { offset.wrapping_sub(value) } else { offset.wrapping_add(value) };
         }
         if at.is(b',') {
-            return Err(at.error("tensor and multi-part addresses are unsupported"));
+            return Err(at.error(TENSOR_ADDRESS));
         }
         at.expect(b']')?;
         Ok(Operand::Addr(base, offset))
