@@ -1,7 +1,8 @@
 /* A server that counts and times its own requests. Linked with -lcuda. Arguments: the PTX file; `eager` or `graph`; how
  * many buffers (with two the next request is launched before the last is waited for); how many requests; how long a
  * kernel spins; and how it waits: `event`, `stream`, `context`, `poll`, `copy` (to the host) or `side` (for an event in
- * a stream that waits for the one that computes).
+ * a stream that waits for the one that computes), or `pause`: as `stream`, with pauses between launches and between
+ * requests.
  *
  * Serves once it is told to by a line of its standard input. Prints its count; the median and the longest time, ms,
  * from before the first launch of a request to the return of the wait; and the median of these from the return of the
@@ -53,7 +54,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
     }                                                   \
   } while (0)
 
-enum { KERNELS = 3, BUFFERS_MAX = 2, ERROR_NOT_READY = 600 };
+enum { KERNELS = 3, BUFFERS_MAX = 2, PAUSE_NS = 1000000, ERROR_NOT_READY = 600 };
 static CUfunction count;
 static CUdeviceptr counters;
 static CUstream stream, side;
@@ -67,9 +68,17 @@ static double now_ms(void) {
   return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
 }
 
+static void take_break(void) {
+  struct timespec pause = {0, PAUSE_NS};
+  nanosleep(&pause, NULL);
+}
+
 static void kernels(void) {
   void *parameters[] = {&counters, &spins};
-  for (int i = 0; i < KERNELS; ++i) CHECK(cuLaunchKernel(count, 4, 1, 1, 64, 1, 1, 0, stream, parameters, NULL));
+  for (int i = 0; i < KERNELS; ++i) {
+    CHECK(cuLaunchKernel(count, 4, 1, 1, 64, 1, 1, 0, stream, parameters, NULL));
+    if (!strcmp(way, "pause")) take_break();
+  }
 }
 
 static void launch(CUevent event, CUevent computed) {
@@ -89,7 +98,7 @@ static void launch(CUevent event, CUevent computed) {
 
 static void wait_for(CUevent event) {
   int value;
-  if (!strcmp(way, "stream")) {
+  if (!strcmp(way, "stream") || !strcmp(way, "pause")) {
     CHECK(cuStreamSynchronize(stream));
   } else if (!strcmp(way, "context")) {
     CHECK(cuCtxSynchronize());
@@ -152,6 +161,7 @@ int main(int argc, char **argv) {
     took[last] = now - since;
     token[last] = now - (since > ended ? since : ended);
     ended = now;
+    for (int i = 0; i < KERNELS && !strcmp(way, "pause"); ++i) take_break();
   }
   qsort(took, requests, sizeof *took, order);
   qsort(token, requests, sizeof *token, order);

@@ -187,3 +187,34 @@ fn graph_launches_are_tokens_of_a_decode_loop() -> Result<()> {
     }
     Ok(())
 }
+
+/// The GPU is idle while a program pauses within its requests: best effort has that time, as long as the objective allows
+/// it.
+#[test]
+fn best_effort_runs_within_requests_that_pause() -> Result<()> {
+    let scene = Scene::new(&Artefacts::locate()?, Device::software())?;
+    let program = compile(&scene)?;
+    let _core = scene.core(&scene.artefacts().policy("slo-herald")?, &["--sharing", "mps"])?;
+    let mut batch = Probe::start(&scene, Class::BestEffort, "batch")?;
+    // What was never measured is let in between requests only.
+    batch.ask("launch 200 100")?;
+    batch.ask("sync")?;
+    let case = ("eager", 1, 600, 100, "pause");
+    let mut process = start(&scene, &program, case, &["--slo", "900ms"])?;
+    process.tell("serve")?;
+    let counted = || -> Result<(u64, u64)> {
+        let status = scene.status()?;
+        let service = status.client(&name(case))?.service().context("it has requests")?;
+        let within = status.0["policy"]["counters"]["launches_within_units"].as_u64();
+        Ok((service.requests, within.unwrap_or(0)))
+    };
+    wait_until("waiting for launches within requests", JOB_MAX, || {
+        batch.ask("launch 40 100")?;
+        batch.ask("sync")?;
+        let (requests, within) = counted()?;
+        ensure!(requests < case.2, "{within} launches within {requests} requests");
+        Ok((within > 100).then_some(()))
+    })?;
+    ensure!(process.hear(JOB_MAX)?["requests"] == case.2, "{}", process.quote());
+    batch.quit()
+}
