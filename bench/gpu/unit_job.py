@@ -13,6 +13,8 @@ import time
 
 import torch
 
+from stats import percentile
+
 WARM = 20
 
 
@@ -23,9 +25,20 @@ def network():
 
 
 def step_of(kind, model, given):
-    """A function that launches one unit."""
+    """A function that launches one unit; when the first launch of it had returned, ns."""
+    launched = [0]
+
+    def stamp(*_):
+        launched[0] = time.monotonic_ns()
+
     if kind == "eager":
-        return lambda: model(given)
+        model[0].register_forward_hook(stamp)
+
+        def eager():
+            model(given)
+            return launched[0]
+
+        return eager
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -34,7 +47,12 @@ def step_of(kind, model, given):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         model(given)
-    return graph.replay
+
+    def replay():
+        graph.replay()
+        return time.monotonic_ns()
+
+    return replay
 
 
 @contextlib.contextmanager
@@ -53,35 +71,36 @@ def marked(source):
 def serve(step, source, buffers, count):
     """Times of the units, ns: from before the first launch to the return of the wait that covers it. A token begins no
     earlier than the one before it ended."""
-    took, open_units, ended = [], collections.deque(), 0
+    took, from_launch, open_units, ended = [], [], collections.deque(), 0
     events = [torch.cuda.Event() for _ in range(buffers)]
 
     def wait():
         nonlocal ended
-        since, event = open_units.popleft()
+        since, launched, event = open_units.popleft()
         event.synchronize()
         now = time.monotonic_ns()
+        from_launch.append(now - launched)
         took.append(now - (max(since, ended) if source == "tokens" else since))
         ended = now
 
     for n in range(count):
         if buffers == 1:
             with marked(source):
-                open_units.append((time.monotonic_ns(), events[0]))
-                step()
+                since = time.monotonic_ns()
+                open_units.append((since, step(), events[0]))
                 events[0].record()
                 wait()
             if source != "tokens":
                 time.sleep(0.0005)
             continue
-        open_units.append((time.monotonic_ns(), events[n % buffers]))
-        step()
+        since = time.monotonic_ns()
+        open_units.append((since, step(), events[n % buffers]))
         events[n % buffers].record()
         if len(open_units) == buffers:
             wait()
     while open_units:
         wait()
-    return took
+    return took, from_launch
 
 
 def main():
@@ -93,10 +112,12 @@ def main():
             torch.cuda.synchronize()
         print(json.dumps({"ready": True}), flush=True)
         sys.stdin.readline()
-        took = sorted(serve(step, source, buffers, count))
+        took, from_launch = serve(step, source, buffers, count)
     torch.cuda.synchronize()
-    rank = lambda share: took[max(0, -(-len(took) * share // 100) - 1)]
-    print(json.dumps({"units": len(took), "p50_ms": rank(50) / 1e6, "p99_ms": rank(99) / 1e6}), flush=True)
+    ms = lambda times, share: percentile(times, share) / 1e6
+    own = {"units": len(took), "p50_ms": ms(took, 0.5), "p99_ms": ms(took, 0.99)}
+    own |= {"p50_from_launch_ms": ms(from_launch, 0.5), "p99_from_launch_ms": ms(from_launch, 0.99)}
+    print(json.dumps(own), flush=True)
     sys.stdin.read()
 
 

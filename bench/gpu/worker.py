@@ -7,7 +7,7 @@ an `id` that its answers repeat:
 
 | do | arguments | answer |
 | --- | --- | --- |
-| closed | job, n | service_ms of n requests back to back |
+| closed | job, n | service_ms of n requests back to back, or of as many as there are in 4 s |
 | requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
 | streams | job | nothing; runs kernels in two streams at the same time |
@@ -30,6 +30,8 @@ from stats import poisson_schedule
 
 WARM_REQUESTS = 30
 WARM_STEPS = 5
+# Requests back to back go on for no longer.
+CLOSED_S_MAX = 4
 
 
 # Deterministic trainings.
@@ -63,9 +65,11 @@ class Worker:
 
     @torch.no_grad()
     def closed(self, job, n):
-        request, service_ms = self.requests[job], []
+        request, service_ms, began = self.requests[job], [], time.perf_counter()
         for _ in range(n):
             begin = time.perf_counter()
+            if begin > began + CLOSED_S_MAX:
+                break
             request()
             models.sync_stream()
             service_ms.append((time.perf_counter() - begin) * 1e3)
