@@ -137,7 +137,7 @@ def measure_mode(suite, pair, mode, rows, failures):
                 rows.add(pair, label, policy, factor, served, trained)
                 continue
             state = core.status()
-            told = {kind: state["policy"].get(kind) for kind in ("counters", "gauges")}
+            told = {kind: state["policy"].get(kind) for kind in ("counters", "gauges", "reasons")}
             rows.add(pair, label, policy, factor, served, trained, told)
         if core:
             for note in shortfalls(core.status(), core.sharing, names(pair)):
