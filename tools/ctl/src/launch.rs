@@ -318,8 +318,13 @@ mod tests {
 
     #[test]
     fn a_weight_is_a_label_and_checked_before_the_program_starts() {
-        let best_effort =
-            || RunArgs { priority: Priority::BestEffort, slo: None, percentile: None, ..args() };
+        let best_effort = || RunArgs {
+            priority: Priority::BestEffort,
+            slo: None,
+            percentile: None,
+            tpot: None,
+            ..args()
+        };
         let labels = |args: &RunArgs| {
             let all = environment(Path::new("/s"), args, None, None, None)?;
             let labels = all.into_iter().find(|(name, _)| *name == "TALLY_LABELS");
