@@ -112,7 +112,7 @@ fn a_unit_that_goes_on_while_others_end_gets_no_new_allowance() {
 #[test]
 fn units_that_overlap_are_measured_alone_and_bear_time() {
     let mut b = Bench::new(5 * MS);
-    let mut next = |b: &mut Bench, launched_ns: u64| {
+    let next = |b: &mut Bench, launched_ns: u64| {
         let since_ns = b.now_ns;
         b.policy.began(b.now_ns, WEB, since_ns, since_ns + 5 * MS);
         let ran = launched_ns > 0 && b.decide(launched_ns) == RUNS;
@@ -220,7 +220,7 @@ fn the_way_that_lets_more_work_in_is_kept() {
     assert_eq!(b.policy.services[0].share.sms(), None, "time at first");
     reviews(&mut b, 31, 300);
     let sms = b.policy.services[0].share.sms().expect("space is tried");
-    assert!((48..132).contains(&sms) && sms % 8 == 0, "{sms}");
+    assert!((48..132).contains(&sms) && sms.is_multiple_of(8), "{sms}");
     b.begin();
     let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
     assert_eq!(b.decide_on(&can), Decision::SmLimited(sms));
