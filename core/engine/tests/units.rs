@@ -172,3 +172,42 @@ fn units_of_another_kind_begin_anew() {
     let expected = ServiceView { open_since_ns: 15, ..ServiceView::new(Some(SLO)) };
     assert_eq!(service(&e), expected);
 }
+
+/// In which order a policy was told and asked; it holds each launch.
+struct Watch(Arc<Mutex<Vec<&'static str>>>);
+
+impl Policy for Watch {
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        self.0.lock().unwrap().push("asked");
+        Ok(Decision::Hold(HOLD_UNTIL_CHANGE).into())
+    }
+
+    fn on_event(&mut self, _: u64, event: &Event, _: &mut Context) -> Result<(), Fault> {
+        match event {
+            Event::UnitBegan { .. } => self.0.lock().unwrap().push("began"),
+            Event::UnitsEnded { .. } => self.0.lock().unwrap().push("ended"),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::ALL
+    }
+}
+
+/// Between the two the launch would seem to be between units.
+#[test]
+fn what_is_held_is_offered_once_the_next_unit_is_known() {
+    let order = Arc::default();
+    let mut e = Engine::new(EngineConfig::default(), Box::new(Watch(Arc::clone(&order))));
+    let mut out = Vec::new();
+    for (id, class) in [(HIGH, Class::High), (LOW, Class::BestEffort)] {
+        e.client_joined(0, info(id, class), 0, &mut out);
+    }
+    let kernel = e.intern(&common::key("k"));
+    e.unit_began(5, HIGH, 5, &mut out);
+    e.submitted(10, LOW, common::submission(0, kernel), &mut out);
+    e.units_followed(20, HIGH, ended(1, 14), 19, &mut out);
+    assert_eq!(*order.lock().unwrap(), ["began", "asked", "ended", "began", "asked"]);
+}

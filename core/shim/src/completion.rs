@@ -17,7 +17,7 @@ use crate::activity::{self, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::{link, poller};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::AtomicU16;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
@@ -33,8 +33,10 @@ const DENSE: usize = 8;
 /// The same for the slot that streams share, where one stream's event says nothing about another's launches.
 const DENSE_SHARED: usize = 4_096;
 /// A kernel's first launches are measured one by one, later one in so many.
-const FIRST_SAMPLES: u8 = 8;
-const SAMPLE_EVERY: u8 = 32;
+const FIRST_SAMPLES: u16 = 8;
+const SAMPLE_EVERY: u16 = 32;
+/// The golden ratio's part of 2^16: its multiples are spread evenly.
+const SCATTER: u16 = 40_503;
 /// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
 /// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
 const LAUNCH_LATENCY_NS: u64 = 4_500;
@@ -98,7 +100,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slots with events on their way, or launches behind the last of them: bits.
 static TRACKED: AtomicU64 = AtomicU64::new(0);
 /// Launches of each kernel of the table since the core was met, counted by [`count_on`].
-static LAUNCHED: [AtomicU8; KERNEL_SLOTS] = [const { AtomicU8::new(0) }; KERNEL_SLOTS];
+static LAUNCHED: [AtomicU16; KERNEL_SLOTS] = [const { AtomicU16::new(0) }; KERNEL_SLOTS];
 /// Between two looks at an event whose time is not wanted, at least, ns.
 const NAP_NS: u64 = 15_000;
 
@@ -124,13 +126,18 @@ pub fn is_sample(kernel: u32, flags: u32) -> bool {
     let Some(launched) = LAUNCHED.get(kernel as usize) else { return false };
     let counted = launched.fetch_update(Relaxed, Relaxed, |n| Some(count_on(n)));
     let (Ok(n) | Err(n)) = counted;
-    n < FIRST_SAMPLES || n.is_multiple_of(SAMPLE_EVERY)
+    is_picked(n)
 }
 
-/// One more launch of a kernel. Goes back by whole sampling periods and never below the first, so that no launch counts
-/// as one of a kernel's first again.
-fn count_on(launched: u8) -> u8 {
-    launched.checked_add(1).unwrap_or(SAMPLE_EVERY)
+/// Whether launch `n` of a kernel is measured. Later ones are scattered: with a period, a step with a multiple of it
+/// would have launches of some grids measured each time, and others never.
+fn is_picked(n: u16) -> bool {
+    n < FIRST_SAMPLES || n.wrapping_mul(SCATTER) < u16::MAX / SAMPLE_EVERY
+}
+
+/// One more launch of a kernel. Never goes back to its first ones.
+fn count_on(launched: u16) -> u16 {
+    launched.checked_add(1).unwrap_or(FIRST_SAMPLES)
 }
 
 /// A core was met that knows no kernel's time yet: measure them anew.
@@ -457,15 +464,30 @@ pub fn reset() {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST_SAMPLES, SAMPLE_EVERY, is_sample};
+    use super::{FIRST_SAMPLES, is_sample};
     use tally_ipc::layout::KERNEL_SLOTS;
 
     #[test]
     fn a_kernels_first_launches_are_measured_and_then_one_in_so_many() {
         let kernel = KERNEL_SLOTS as u32 - 1;
-        for n in 0..1_000 {
-            let expected = n < u32::from(FIRST_SAMPLES) || n % u32::from(SAMPLE_EVERY) == 0;
-            assert_eq!(is_sample(kernel, 0), expected, "launch {n}");
+        assert!((0..FIRST_SAMPLES).all(|_| is_sample(kernel, 0)));
+        let later = (0..320_000).filter(|_| is_sample(kernel, 0)).count();
+        assert!((9_900..10_100).contains(&later), "{later}");
+    }
+
+    #[test]
+    fn no_place_in_a_step_is_left_out() {
+        for launches in [1, 7, 32, 49, 64, 96, 200, 224, 256, 1_000] {
+            let kernel = KERNEL_SLOTS as u32 - 2 - launches;
+            let mut steps = vec![None; launches as usize];
+            for step in 0..400 {
+                for place in &mut steps {
+                    if is_sample(kernel, 0) && step > 0 {
+                        place.get_or_insert(step);
+                    }
+                }
+            }
+            assert!(steps.iter().all(Option::is_some), "{launches} launches a step: {steps:?}");
         }
     }
 }

@@ -79,10 +79,14 @@ pub fn record_joined(event: usize, stream: usize) {
 }
 
 /// A stream (an explicit handle) waits for the event.
-pub fn join(stream: usize, event: usize) {
-    if let Some((slot, seen)) = OWN.get(event).or_else(|| OTHER.get(event)) {
-        JOINED.set(stream, slot, seen.sequence());
-    }
+pub fn join(stream: usize, position: Position) {
+    let (slot, seen) = position;
+    JOINED.set(stream, slot, seen.sequence());
+}
+
+/// Slot and launch that a wait for the event's last record covers, if known.
+pub fn waited_for(event: usize) -> Option<Position> {
+    OWN.get(event).or_else(|| OTHER.get(event))
 }
 
 /// The event was recorded after something that cannot be told.
@@ -150,7 +154,7 @@ mod tests {
         record_joined(copied, stream);
         assert_eq!(lookup_joined(copied), None);
         record(computed, 3, 9);
-        join(stream, computed);
+        join(stream, waited_for(computed).unwrap());
         record(computed, 3, 12);
         record_joined(copied, stream);
         assert_eq!(
@@ -159,7 +163,7 @@ mod tests {
         );
         assert_eq!(joined(stream), Some((3, Snapshot::settled_at(9))));
         // A stream that waits for it waits for the same.
-        join(stream + 0x100, copied);
+        join(stream + 0x100, waited_for(copied).unwrap());
         assert_eq!(joined(stream + 0x100), joined(stream));
         forget_stream(stream);
         forget(copied);

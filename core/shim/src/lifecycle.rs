@@ -6,7 +6,7 @@
 
 use crate::{
     asking, attach, capture, completion, enter, events, exec_nodes, poller, quiesce, resolve,
-    slot_life, slots, state, streams,
+    slot_life, slots, state, streams, units,
 };
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
@@ -107,6 +107,7 @@ pub unsafe fn stream_destroy(
                 & slots::bit(i)
                 == 0 =>
         {
+            units::forget(client, i);
             slots::release(i);
         }
         Some(_) => poller::probe(),

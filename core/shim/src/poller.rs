@@ -216,6 +216,7 @@ fn release_drained(client: &ClientRegion) {
         if completion::tracked() & slots::bit(index) == 0 {
             // No event could be put behind its work, or that has happened.
             over(client, index, slot, slot.word.snapshot());
+            units::forget(client, index);
             slots::release(index);
         }
     }

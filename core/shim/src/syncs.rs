@@ -262,6 +262,8 @@ pub unsafe fn stream_joins(
     flags: c_uint,
 ) -> CuResult {
     streams::put(per_thread, &[stream as usize]);
+    // Before the call: it may be recorded anew while that lasts.
+    let position = events::waited_for(event as usize);
     // SAFETY: the caller's arguments.
     let result = quiesce::while_open(|| unsafe { real(stream, event, flags) });
     let handle = slots::explicit(stream, per_thread);
@@ -271,7 +273,7 @@ pub unsafe fn stream_joins(
         && handle != STREAM_PER_THREAD
         && !(capture::is_active() && capture::is_capturing(handle))
     {
-        events::join(handle, event as usize);
+        position.into_iter().for_each(|position| events::join(handle, position));
     }
     result
 }

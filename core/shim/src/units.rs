@@ -262,8 +262,12 @@ pub fn idle(client: &ClientRegion, index: usize) {
 
 /// A slot is another stream's from now on, or its stream is gone: what was under way never ends.
 pub fn forget(client: &ClientRegion, index: usize) {
-    STREAMS[index & 63].covered.store(SLOTS[index & 63].word.snapshot().sequence(), SeqCst);
+    let stream = &STREAMS[index & 63];
+    stream.covered.store(SLOTS[index & 63].word.snapshot().sequence(), SeqCst);
     PENDING.fetch_and(!slots::bit(index), SeqCst);
+    stream.graphs.store(0, Relaxed);
+    stream.is_shown.store(false, Relaxed);
+    stream.ended_ns.store(0, Relaxed);
     show(client, index);
 }
 
@@ -275,6 +279,7 @@ pub fn reset() {
         stream.covered.store(0, SeqCst);
         stream.graphs.store(0, SeqCst);
         stream.is_shown.store(false, SeqCst);
+        stream.ended_ns.store(0, SeqCst);
     }
     PENDING.store(0, SeqCst);
 }

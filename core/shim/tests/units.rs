@@ -260,7 +260,7 @@ fn the_end_of_a_unit_wakes_a_core_that_asked_for_it() {
     assert_eq!(served.client.rang(), 0, "none has ended");
     served.p.ok(&["evsync 0"]);
     eventually("the doorbell", || served.client.rang() == 1);
-    assert!(served.client.busy(), "the next is under way");
+    assert_eq!(served.open().len(), 1, "the next is under way");
     served.p.ends_well();
 }
 

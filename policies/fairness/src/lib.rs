@@ -38,6 +38,8 @@ const HOLD_NS: (u64, u64) = (50_000, MOMENT_NS);
 const QUANTUM_NS_MIN: u64 = 1_000_000;
 /// A round, or a turn, takes at most so many times its GPU time.
 const WALL: u64 = 2;
+/// What another client has on the GPU is waited for so many times as long.
+const DRAIN: u64 = 4;
 /// Rounds that one decision may begin; then the launch runs.
 const ROUNDS_MAX: u32 = 4;
 /// A claim has who lost this part of what the client that asks has used.
@@ -157,6 +159,8 @@ pub struct Rounds {
     owner: Option<ClientId>,
     /// Time that is left of the round, or of the turn, without that of high-priority work.
     left_ns: u64,
+    /// Time for which the turn still waits for what the last owner launched.
+    drain_ns: u64,
     patience_ns: u64,
     /// A launch is held for clients that have nothing to launch.
     is_patient: bool,
@@ -224,6 +228,7 @@ impl Rounds {
         let passed_ns = now_ns.saturating_sub(self.seen_ns).min(launch.high_idle_ns);
         self.seen_ns = now_ns;
         self.left_ns = self.left_ns.saturating_sub(passed_ns);
+        self.drain_ns = self.drain_ns.saturating_sub(passed_ns);
         let earned_ns = passed_ns / (100 / PATIENCE_PERCENT);
         let spent_ns = if self.is_patient { passed_ns } else { 0 };
         let patience_ns = self.patience_ns.saturating_add(earned_ns).saturating_sub(spent_ns);
@@ -288,9 +293,10 @@ impl Rounds {
         let owner = last.filter(keeps).unwrap_or_else(|| self.next(last));
         let member = &self.members[owner];
         if owner == me {
-            // What the last owner launched goes first, and this turn begins then.
+            // What the last owner launched goes first, and this turn begins then. But that may wait for what this one
+            // will launch.
             let is_other = |other: &Member| other.in_flight && other.id != member.id;
-            let waits = self.members.iter().any(is_other);
+            let waits = self.drain_ns > 0 && self.members.iter().any(is_other);
             if waits {
                 self.left_ns = self.turn_of(owner);
             }
@@ -322,6 +328,7 @@ impl Rounds {
         let next = next.unwrap_or(0);
         self.owner = Some(self.members[next].id);
         self.left_ns = self.turn_of(next);
+        self.drain_ns = self.left_ns.saturating_mul(DRAIN);
         next
     }
 

@@ -343,6 +343,37 @@ fn time_of_high_priority_work_is_no_part_of_a_turn() {
     assert_eq!(rounds.hold(&by(1, 1_003 * MS, MS)), None);
 }
 
+/// Its kernel waits for a word that the other program will write.
+#[test]
+fn who_has_a_launch_that_does_not_end_holds_nobody_back_for_ever() {
+    for mut rounds in both() {
+        (0..2).for_each(|id| rounds.joined(&client(id, BestEffort)));
+        let stuck = ClientState {
+            in_flight: 1,
+            waiting_since_ns: 1,
+            in_flight_ns: US,
+            ..client_state(0, BestEffort)
+        };
+        let mut asks_until_runs = |from_ns: u64, charged_ns| {
+            let other = ClientState {
+                waiting_since_ns: from_ns,
+                charged_ns,
+                ..client_state(1, BestEffort)
+            };
+            set_clients(vec![stuck, other]);
+            let at = |now_ns| Launch { client: 1, now_ns, high_idle_ns: NEVER, ..launch() };
+            let held = (0..1_000).take_while(|n| rounds.hold(&at(from_ns + n * MS)).is_some());
+            from_ns + held.count() as u64 * MS
+        };
+        let mut now_ns = MS;
+        for n in 0..20 {
+            let ran_ns = asks_until_runs(now_ns, n * 10 * MS);
+            assert!(ran_ns < now_ns + 15 * TURN, "{n}: {} ms", (ran_ns - now_ns) / MS);
+            now_ns = ran_ns + 10 * MS;
+        }
+    }
+}
+
 #[test]
 fn a_debt_of_hours_is_no_loop() {
     let mut rounds = Rounds::side_by_side(TURN);

@@ -360,7 +360,7 @@ impl Marks {
 
     /// Whether a unit has ended since the last pass.
     pub fn has_ended(&self, from: &theirs::Marks) -> bool {
-        from.poll(self.next) != Polled::Empty
+        from.next.load(Acquire) != self.next && from.poll(self.next) != Polled::Empty
     }
 
     /// Whether requests are marked ones since the last pass: what was counted before was not.

@@ -45,11 +45,13 @@ impl Looked {
         if self.begins_anew {
             engine.forget_units(client);
         }
-        if let Some(ended) = self.ended {
-            engine.units_ended(now_ns, client, ended, out);
-        }
-        if let Some(since_ns) = self.began_ns {
-            engine.unit_began(now_ns, client, since_ns, out);
+        match (self.ended, self.began_ns) {
+            (Some(ended), None) => engine.units_ended(now_ns, client, ended, out),
+            (Some(ended), Some(since_ns)) => {
+                engine.units_followed(now_ns, client, ended, since_ns, out);
+            }
+            (None, Some(since_ns)) => engine.unit_began(now_ns, client, since_ns, out),
+            (None, None) => {}
         }
     }
 }

@@ -59,6 +59,31 @@ impl<P: Policy> Engine<P> {
         ended: EndedUnits,
         out: &mut Vec<Action>,
     ) {
+        self.note_ended(now_ns, client, ended, out);
+        self.offer_after_unit(now_ns, out);
+    }
+
+    /// The same, and the next unit has begun: what is held is offered once the policy knows both.
+    pub fn units_followed(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        ended: EndedUnits,
+        since_ns: u64,
+        out: &mut Vec<Action>,
+    ) {
+        self.note_ended(now_ns, client, ended, out);
+        self.unit_began(now_ns, client, since_ns, out);
+        self.offer_after_unit(now_ns, out);
+    }
+
+    fn note_ended(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        ended: EndedUnits,
+        out: &mut Vec<Action>,
+    ) {
         let EndedUnits { units, took_ns } = ended;
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return };
@@ -70,7 +95,10 @@ impl<P: Policy> Engine<P> {
         c.units.add(units, took_ns);
         c.units.show(view);
         self.tell(now_ns, &Event::UnitsEnded { client, units, took_ns }, out);
-        // What the policy held for the unit may start.
+    }
+
+    /// What the policy held for a unit may start.
+    fn offer_after_unit(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         if self.policy.subscriptions().has(Subscriptions::UNITS) {
             self.offer_all = true;
             self.settle(now_ns, out);
