@@ -54,9 +54,9 @@ use tally_fairness::Rounds;
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Answer, Client, ClientId, Clients, Counters, Decision, Form, HOLD_UNTIL_CHANGE, Launch, Level,
-    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, UNKNOWN, Units,
-    WINDOW_OPEN,
+    Activity, Answer, Client, ClientId, Clients, Counters, Decision, Form, HOLD_UNTIL_CHANGE,
+    Launch, Level, Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer,
+    UNKNOWN, Units, WINDOW_OPEN,
 };
 
 tally_sdk::reasons! {
@@ -87,6 +87,8 @@ const BESIDE: usize = 4;
 /// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
 /// something else, or have lost the end of it.
 const GAP_NS: u64 = 2_000_000;
+/// The timer of that time.
+const GAP: u64 = 0;
 /// A service is asked for its percentile once in so many units.
 const ASK_UNITS: u64 = 256;
 
@@ -101,6 +103,8 @@ pub struct Herald {
     rounds: Rounds,
     forms: Forms,
     window_ns: u64,
+    /// High-priority work is on the GPU.
+    high_is_active: bool,
     /// Best-effort clients have been asked to yield since then.
     yielded_since_ns: Option<u64>,
     /// Until when a launch may be under way that can yield.
@@ -127,6 +131,7 @@ impl Policy for Herald {
             rounds: Rounds::default(),
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
+            high_is_active: false,
             yielded_since_ns: None,
             long_until_ns: 0,
             counters: Counters::new(COUNTERS),
@@ -208,6 +213,9 @@ impl Units for Herald {
         // What is under way would take more than the unit can bear.
         if self.long_until_ns.saturating_sub(now_ns) > left_ns {
             self.set_yield(now_ns, true);
+            if !self.high_is_active {
+                host::set_timer(GAP_NS, GAP);
+            }
         }
     }
 
@@ -229,6 +237,32 @@ impl Units for Herald {
             self.changed();
         }
         self.go_on(now_ns);
+    }
+}
+
+/// A unit without high-priority work holds nothing back for long, and takes it back when there is some again.
+impl Activity for Herald {
+    fn high_started(&mut self, now_ns: u64) {
+        self.high_is_active = true;
+        let rest_ns = self.long_until_ns.saturating_sub(now_ns);
+        if self.services.iter().filter_map(Service::left_ns).any(|left_ns| left_ns < rest_ns) {
+            self.set_yield(now_ns, true);
+        }
+    }
+
+    fn high_ended(&mut self, _now_ns: u64) {
+        self.high_is_active = false;
+        if self.yielded_since_ns.is_some() {
+            host::set_timer(GAP_NS, GAP);
+        }
+    }
+}
+
+impl Timer for Herald {
+    fn fired(&mut self, now_ns: u64, _token: u64) {
+        if !self.high_is_active {
+            self.set_yield(now_ns, false);
+        }
     }
 }
 
@@ -393,7 +427,7 @@ impl Stateful for Herald {
     }
 }
 
-tally_sdk::export!(Herald: units, membership, state);
+tally_sdk::export!(Herald: activity, units, membership, timer, state);
 
 #[cfg(test)]
 mod tests;

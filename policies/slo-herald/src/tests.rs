@@ -316,11 +316,37 @@ fn what_a_unit_cannot_bear_whole_runs_so_that_it_can_yield() {
     // One that is under way yields to a unit that can bear nothing, until no unit is open.
     calls();
     b.begin();
-    assert_eq!(calls(), [Call::SetYield { client: BATCH, yielded: true }]);
+    assert_eq!(calls()[0], Call::SetYield { client: BATCH, yielded: true });
     b.end(MS);
     assert!(calls().contains(&Call::SetYield { client: BATCH, yielded: false }));
     b.units(7, MS);
     assert_eq!(b.policy.decide(&kernel).decision, RUNS, "1.85 ms can be borne");
+}
+
+/// A marked request whose program does something else for a while.
+#[test]
+fn what_has_yielded_goes_on_while_a_unit_pauses() {
+    let mut b = Bench::new(3 * MS);
+    let long =
+        Launch { offered: FormsOffered::SLICED, state: LaunchState::GRAPH, ..b.asked(90 * MS) };
+    b.decide_on(&long);
+    let yields = |yielded| Call::SetYield { client: BATCH, yielded };
+    let timer = Call::SetTimer { delay_ns: GAP_NS, token: GAP };
+    calls();
+    b.begin();
+    assert_eq!(calls(), [yields(true), timer.clone()], "no work came with it yet");
+    b.policy.high_started(b.now_ns);
+    b.policy.fired(b.now_ns + GAP_NS, GAP);
+    assert_eq!(calls(), [], "there is work");
+    b.policy.high_ended(b.now_ns + 3 * MS);
+    assert_eq!(calls(), [timer]);
+    b.policy.fired(b.now_ns + 5 * MS, GAP);
+    assert_eq!(calls(), [yields(false)]);
+    b.policy.high_started(b.now_ns + 9 * MS);
+    assert_eq!(calls(), [yields(true)]);
+    b.now_ns += 10 * MS;
+    b.end(MS);
+    assert!(calls().contains(&yields(false)));
 }
 
 #[test]
