@@ -4,40 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef struct CUctx_st *CUcontext;
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
-typedef struct CUstream_st *CUstream;
-
-/* What cuda.h declares under these names. */
-#define cuCtxCreate cuCtxCreate_v2
-#define cuMemAlloc cuMemAlloc_v2
-#define cuMemsetD32 cuMemsetD32_v2
-#define cuMemcpyDtoH cuMemcpyDtoH_v2
-CUresult cuInit(unsigned flags);
-CUresult cuDeviceGet(CUdevice *device, int ordinal);
-CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuModuleLoad(CUmodule *module, const char *file);
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
-CUresult cuMemAlloc(CUdeviceptr *pointer, size_t bytes);
-CUresult cuMemsetD32(CUdeviceptr pointer, unsigned value, size_t count);
-CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes);
-CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                        unsigned by, unsigned bz, unsigned shared_bytes, CUstream stream,
-                        void **parameters, void **extra);
-CUresult cuCtxSynchronize(void);
-
-#define CHECK(call)                                                     \
-  do {                                                                  \
-    CUresult result = (call);                                           \
-    if (result) {                                                       \
-      fprintf(stderr, "%s: error %d\n", #call, result);                 \
-      return 1;                                                         \
-    }                                                                   \
-  } while (0)
+#include "driver.h"
 
 enum { BLOCKS = 4, THREADS = 64, COUNTERS = BLOCKS * THREADS };
 

@@ -18,35 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef struct CUctx_st *CUcontext;
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
-typedef struct CUstream_st *CUstream;
-
-/* What cuda.h declares under these names. */
-#define cuCtxCreate cuCtxCreate_v2
-#define cuMemAlloc cuMemAlloc_v2
-CUresult cuInit(unsigned flags);
-CUresult cuDeviceGet(CUdevice *device, int ordinal);
-CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuModuleLoad(CUmodule *module, const char *file);
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
-CUresult cuMemAlloc(CUdeviceptr *pointer, size_t bytes);
-CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared_bytes, CUstream stream, void **parameters, void **extra);
-CUresult cuCtxSynchronize(void);
-
-#define CHECK(call)                                     \
-  do {                                                  \
-    CUresult result = (call);                           \
-    if (result) {                                       \
-      fprintf(stderr, "%s: error %d\n", #call, result); \
-      exit(1);                                          \
-    }                                                   \
-  } while (0)
+#include "driver.h"
 
 /* The tables: number 1 is the first interface, 5 is domains. A place that nobody filled stays null. */
 enum { IDS = 16 };

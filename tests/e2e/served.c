@@ -13,46 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream, *CUevent, *CUgraph, *CUgraphExec;
-
-/* What cuda.h declares under these names. */
-#define cuCtxCreate cuCtxCreate_v2
-#define cuMemAlloc cuMemAlloc_v2
-#define cuMemcpyDtoH cuMemcpyDtoH_v2
-#define cuStreamBeginCapture cuStreamBeginCapture_v2
-CUresult cuInit(unsigned flags);
-CUresult cuDeviceGet(CUdevice *device, int ordinal);
-CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuModuleLoad(CUmodule *module, const char *file);
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
-CUresult cuMemAlloc(CUdeviceptr *pointer, size_t bytes);
-CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes);
-CUresult cuStreamCreate(CUstream *stream, unsigned flags);
-CUresult cuStreamSynchronize(CUstream stream);
-CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
-CUresult cuCtxSynchronize(void);
-CUresult cuEventCreate(CUevent *event, unsigned flags);
-CUresult cuEventRecord(CUevent event, CUstream stream);
-CUresult cuEventSynchronize(CUevent event);
-CUresult cuEventQuery(CUevent event);
-CUresult cuStreamBeginCapture(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
-CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared_bytes, CUstream stream, void **parameters, void **extra);
-
-#define CHECK(call)                                     \
-  do {                                                  \
-    CUresult result = (call);                           \
-    if (result) {                                       \
-      fprintf(stderr, "%s: error %d\n", #call, result); \
-      exit(1);                                          \
-    }                                                   \
-  } while (0)
+#include "driver.h"
 
 enum { KERNELS = 3, BUFFERS_MAX = 2, PAUSE_NS = 1000000, ERROR_NOT_READY = 600 };
 static CUfunction count;

@@ -19,6 +19,8 @@ const SETTLE_REVIEWS_MAX: u32 = 24;
 const MEASURED_REVIEWS: u32 = 6;
 /// Reviews after which the other way is tried again.
 const TRIAL_REVIEWS: u32 = 96;
+/// More work than this is not let in, whatever a saved state says.
+const WORTH_PERMILLE_MAX: u64 = 1_000_000;
 /// The other way is taken if it lets in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
 /// Early reviews in a row before more SMs are tried again, once the limit was found; half as many before.
@@ -134,8 +136,11 @@ impl Share {
         let (Ok(sm_count), Ok(sms)) = (u32::try_from(sm_count), u32::try_from(sms)) else {
             return false;
         };
-        let known =
-            |found: u64, worth_permille| Known { found_limit: found > 0, early: 0, worth_permille };
+        let known = |found: u64, worth: u64| Known {
+            found_limit: found > 0,
+            early: 0,
+            worth_permille: worth.min(WORTH_PERMILLE_MAX),
+        };
         let is_space = way == Way::Space as u64 && (1..sm_count).contains(&sms);
         *self = Share {
             way: if is_space { Way::Space } else { Way::Time },
@@ -150,7 +155,7 @@ impl Share {
 
     /// The GPU's SMs are known now.
     pub fn set_sm_count(&mut self, sm_count: u32) {
-        if self.sm_count == 0 && sm_count > 0 {
+        if self.sm_count != sm_count && sm_count > 0 {
             self.sm_count = sm_count;
             self.sms = sms_at_first(sm_count);
         }
@@ -242,7 +247,7 @@ impl Share {
                 let early = if known.found_limit { EARLY_REVIEWS } else { EARLY_REVIEWS / 2 };
                 if known.early >= early {
                     let step = if known.found_limit { SMS_STEP } else { 2 * SMS_STEP };
-                    self.sms = (self.sms + step).min(most).max(SMS_STEP);
+                    self.sms = self.sms.saturating_add(step).min(most).max(SMS_STEP);
                     known.early = 0;
                 }
             }
@@ -264,7 +269,8 @@ impl Share {
             return;
         }
         let passed_ns = now_ns.saturating_sub(self.since_ns).max(1);
-        known.worth_permille = (self.work_ns.saturating_mul(1_000) / passed_ns).max(1);
+        let worth_permille = self.work_ns.saturating_mul(1_000) / passed_ns;
+        known.worth_permille = worth_permille.clamp(1, WORTH_PERMILLE_MAX);
         self.is_measured = true;
         let mine = known.worth_permille;
         let other = self.known[self.other() as usize].worth_permille;

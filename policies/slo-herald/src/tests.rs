@@ -279,7 +279,17 @@ fn what_was_learned_of_a_service_outlives_a_reload() {
     };
     assert_eq!(loaded(3 * MS), before);
     assert_eq!(loaded(4 * MS), (None, None), "another objective");
-    // Nothing that others could have written breaks it.
+    // Nothing that others could have written breaks it, at this objective or another.
+    let (big, most) = (u64::MAX, u32::MAX);
+    let own = format!("1 4000000 5 1 {most} {big} {} {big} 1 {big} 1 {big}", most - 1);
+    let mut wild = Bench::new(4 * MS);
+    wild.policy.restore(&wild.policy.forms.snapshot(&own)).unwrap();
+    wild.policy.left(1, WEB);
+    wild.policy.joined(1, &client(WEB, PriorityClass::High));
+    assert!(wild.policy.services[0].share.sms().is_some(), "it is taken over");
+    wild.decide_on(&Launch { sm_count: 132, ..wild.asked(MS) });
+    reviews(&mut wild, 120, 300);
+    assert!(wild.policy.services[0].share.sms().is_none_or(|sms| sms < 132));
     for own in
         ["", "1", "1 2 3", "x y", "1 3000000 1 1 9 9 9 9 9 9 9 9", "7 3000000 5 1 1 1 1 1 1 1 1 1"]
     {

@@ -1,5 +1,7 @@
 //! `tallyctl status`: the core's status for people.
 
+mod service;
+
 use crate::admin::{AdminSocket, Core, read};
 use crate::cli::StatusArgs;
 use crate::error::CtlError;
@@ -9,7 +11,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
     Active, Class, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles,
-    Request, Service, Status, UngovernedStatus, WaitReason,
+    Request, Status, UngovernedStatus, WaitReason,
 };
 
 /// Longest name shown in a table.
@@ -302,8 +304,8 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
         let id = c.identity.id;
-        service(out, id, c.service.as_ref(), paint)?;
-        marks(out, id, c.service.as_ref(), paint)?;
+        service::requests(out, id, c.service.as_ref(), paint)?;
+        service::marks(out, id, c.service.as_ref(), paint)?;
         for (why, what) in
             [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
         {
@@ -324,63 +326,6 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
         if matches!(c.report.mps, MpsUse::NotAClient | MpsUse::NotAsked) {
             writeln!(out, "{}", paint.bad(&format!("  {id}: {}", c.report.mps)))?;
         }
-    }
-    Ok(())
-}
-
-/// Recent requests of a high-priority client, and whether they keep its objective.
-fn service(
-    out: &mut impl Write,
-    id: u32,
-    service: Option<&Service>,
-    paint: Paint,
-) -> std::io::Result<()> {
-    let Some(s) = service.filter(|s| s.recent > 0 || s.objective.is_some()) else { return Ok(()) };
-    write!(out, "  {id}: {} recent requests", s.recent)?;
-    if s.recent > 0 {
-        write!(out, ", p50 {:.3} ms, p99 {:.3} ms", s.p50_ms, s.p99_ms)?;
-    }
-    if let Some(o) = s.objective {
-        write!(out, "; objective: {} ms for {} %", o.slo_ms, o.percentile)?;
-        if let Some(attained) = s.attainment_percent {
-            let text = format!("kept by {attained:.2} %");
-            let text = if attained < o.percentile { paint.bad(&text) } else { text };
-            write!(out, ", {text}")?;
-        }
-    }
-    writeln!(out)
-}
-
-/// Tokens and prefills of a high-priority client, and where its requests come from.
-fn marks(
-    out: &mut impl Write,
-    id: u32,
-    service: Option<&Service>,
-    paint: Paint,
-) -> std::io::Result<()> {
-    let Some((s, m)) = service.and_then(|s| Some((s, s.marks?))) else { return Ok(()) };
-    let what = if m.requests { "its own marks" } else { "launches and waits: it marks none" };
-    writeln!(out, "  {id}: requests by {what}; {} under way", m.open)?;
-    for (units, name) in [(&m.tokens, "tokens"), (&m.prefills, "prefills")] {
-        if units.recent > 0 {
-            let (p50, p99) = (units.p50_ms, units.p99_ms);
-            writeln!(
-                out,
-                "  {id}: {} recent {name}, p50 {p50:.3} ms, p99 {p99:.3} ms",
-                units.recent
-            )?;
-        }
-    }
-    if let Some(tpot) = s.tpot {
-        write!(out, "  {id}: objective: {} ms a token", tpot.tpot_ms)?;
-        match tpot.attainment_percent {
-            Some(attained) => writeln!(out, ", kept by {attained:.2} %")?,
-            None => writeln!(out)?,
-        }
-    }
-    if m.dropped + m.wrong > 0 {
-        let line = format!("  {id}: marks not counted: {} dropped, {} wrong", m.dropped, m.wrong);
-        writeln!(out, "{}", paint.bad(&line))?;
     }
     Ok(())
 }
