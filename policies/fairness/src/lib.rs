@@ -26,9 +26,11 @@
 //! as changing to another and back would take.
 #![deny(unsafe_code)]
 
+mod saved;
+
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 
-/// Clients that take part; further ones are not held, and nobody is held for them.
+/// Clients that take part; nobody is held for further ones, nor they for anybody, until others leave.
 const MEMBERS_MAX: usize = 64;
 /// Without work for less than this, a client was backlogged just now.
 const MOMENT_NS: u64 = 500_000;
@@ -71,10 +73,10 @@ struct Member {
 }
 
 impl Member {
-    fn new(client: &Client) -> Self {
+    fn none(id: ClientId) -> Self {
         Member {
-            id: client.id,
-            weight: client.weight.max(1).into(),
+            id,
+            weight: 1,
             quantum_ns: i64::MAX,
             credit_ns: i64::MAX,
             lost_ns: 0,
@@ -148,13 +150,17 @@ enum Wait {
 }
 
 /// Who of several best-effort clients may launch. Knows no clock: launches say what time it is.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Rounds {
     /// GPU time of a client in a round, if all have the same weight; 0: nobody is held.
     turn_ns: u64,
     one_at_a_time: bool,
     /// In order of their ids.
     members: Vec<Member>,
+    /// In order of their ids, all later than the members'.
+    others: Vec<Client>,
+    /// As they were saved, for those that have not joined since.
+    known: Vec<Member>,
     /// Whose turn it is, if one launches at a time.
     owner: Option<ClientId>,
     /// Time that is left of the round, or of the turn, without that of high-priority work.
@@ -190,17 +196,27 @@ impl Rounds {
 
     /// A best-effort client is there.
     pub fn joined(&mut self, client: &Client) {
-        if self.members.len() < MEMBERS_MAX {
-            let at = self.members.partition_point(|member| member.id < client.id);
-            self.members.insert(at, Member::new(client));
-            self.divide();
-        }
+        let at = self.others.partition_point(|other| other.id < client.id);
+        self.others.insert(at, *client);
+        self.fill();
     }
 
     /// It is gone.
     pub fn left(&mut self, client: ClientId) {
         self.members.retain(|member| member.id != client);
+        self.others.retain(|other| other.id != client);
         self.owner = self.owner.filter(|owner| *owner != client);
+        self.fill();
+    }
+
+    /// Those that have been there for longest take part.
+    fn fill(&mut self) {
+        let room = MEMBERS_MAX - self.members.len();
+        for client in self.others.drain(..room.min(self.others.len())) {
+            self.members.push(Member::new(&client, &self.known));
+            self.known.retain(|known| known.id != client.id);
+        }
+        self.members.sort_by_key(|member| member.id);
         self.divide();
     }
 
@@ -224,6 +240,11 @@ impl Rounds {
 
     /// What everybody used and has waiting, and how much time went by.
     fn look(&mut self, launch: &Launch) {
+        if !self.known.is_empty() {
+            // They are gone.
+            self.known.clear();
+            self.divide();
+        }
         let now_ns = launch.now_ns;
         let passed_ns = now_ns.saturating_sub(self.seen_ns).min(launch.high_idle_ns);
         self.seen_ns = now_ns;
@@ -366,7 +387,10 @@ impl Rounds {
         for member in &mut self.members {
             let quantum_ns = i64::try_from(unit_ns.saturating_mul(member.weight));
             member.quantum_ns = quantum_ns.unwrap_or(i64::MAX);
-            member.credit_ns = member.credit_ns.min(member.quantum_ns);
+            // What was saved was of a round with all of them.
+            if self.known.is_empty() {
+                member.credit_ns = member.credit_ns.min(member.quantum_ns);
+            }
         }
     }
 }

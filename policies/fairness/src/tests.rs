@@ -30,7 +30,7 @@ fn one_by_one(weight: u32, kernel_ns: u64, pause_ns: u64) -> Program {
     Program { pause_ns: Some(pause_ns), ..ahead(weight, kernel_ns) }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct State {
     waiting_since_ns: Option<u64>,
     in_flight: u32,
@@ -47,6 +47,7 @@ enum Event {
     Ask(usize, u64),
 }
 
+#[derive(Clone)]
 struct Bench {
     rounds: Rounds,
     programs: Vec<Program>,
@@ -397,7 +398,10 @@ fn memory_is_bounded_and_who_is_beyond_is_not_held() {
     (0..1_000).for_each(|id| rounds.joined(&client(id, BestEffort)));
     assert_eq!(rounds.members.len(), MEMBERS_MAX);
     assert_eq!(rounds.hold(&Launch { client: 999, ..launch() }), None);
-    (0..1_000).for_each(|id| rounds.left(id));
+    (0..900).for_each(|id| rounds.left(id));
+    let ids: Vec<ClientId> = rounds.members.iter().map(|member| member.id).collect();
+    assert_eq!(ids, (900..964).collect::<Vec<_>>(), "others move up");
+    (900..1_000).for_each(|id| rounds.left(id));
     assert!(rounds.members.is_empty());
 }
 
@@ -428,6 +432,30 @@ proptest! {
         let wait_ns = bench.states[0].longest_wait_ns;
         prop_assert!(wait_ns <= most_ns, "{} and at most {}", wait_ns, most_ns);
         prop_assert!(bench.states[0].charged_ns > 0);
+    }
+
+    /// Whoever goes on from what was saved answers as the old one would have.
+    #[test]
+    fn a_reload_changes_nothing(
+        programs in prop::collection::vec(program(), 1..6),
+        is_side_by_side in any::<bool>(),
+        at_ns in 1..SECOND,
+    ) {
+        let new = || match is_side_by_side {
+            true => Rounds::side_by_side(TURN),
+            false => Rounds::one_at_a_time(TURN),
+        };
+        let mut all = vec![ahead(1, 100 * US)];
+        all.extend(programs);
+        let mut old = after(new(), &all, at_ns);
+        let mut bench = old.clone();
+        bench.rounds = new().after(&old.rounds.saved());
+        bench.programs.iter().zip(0..).for_each(|(program, id)| {
+            bench.rounds.joined(&Client { weight: program.weight, ..client(id, BestEffort) });
+        });
+        old.run_until(2 * SECOND);
+        bench.run_until(2 * SECOND);
+        prop_assert_eq!(bench.states, old.states);
     }
 
     /// The GPU does not idle while somebody waits, but for patience.

@@ -50,6 +50,7 @@ mod share;
 
 use service::Service;
 use settings::Settings;
+use std::mem;
 use tally_fairness::Rounds;
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
@@ -101,6 +102,8 @@ pub struct Herald {
     remembered: Vec<String>,
     clients: Clients,
     rounds: Rounds,
+    /// What was saved of the rounds, until clients join.
+    saved_rounds: String,
     forms: Forms,
     window_ns: u64,
     /// High-priority work is on the GPU.
@@ -129,6 +132,7 @@ impl Policy for Herald {
             remembered: Vec::new(),
             clients: Clients::default(),
             rounds: Rounds::default(),
+            saved_rounds: String::new(),
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
             high_is_active: false,
@@ -271,10 +275,11 @@ impl Membership for Herald {
         if self.clients.high() + self.clients.best_effort() == 0 {
             // The core knows it once it has clients.
             self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
-            self.rounds = match self.time_sliced {
+            let rounds = match self.time_sliced {
                 true => Rounds::one_at_a_time(self.settings.turn_ns),
                 false => Rounds::side_by_side(self.settings.turn_ns),
             };
+            self.rounds = rounds.after(&mem::take(&mut self.saved_rounds));
         }
         self.clients.joined(client);
         match client.class {
@@ -417,12 +422,12 @@ impl Herald {
 impl Stateful for Herald {
     fn snapshot(&self) -> Saved {
         let services: Vec<String> = self.services.iter().map(Service::saved).collect();
-        self.forms.snapshot(&services.join("\n"))
+        self.forms.snapshot(&(self.rounds.saved() + &services.join("\n")))
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        let own = self.forms.restore(from)?;
-        self.remembered = own.lines().map(str::to_owned).collect();
+        self.saved_rounds = self.forms.restore(from)?;
+        self.remembered = self.saved_rounds.lines().map(str::to_owned).collect();
         Ok(())
     }
 }

@@ -40,6 +40,7 @@
 mod settings;
 
 use settings::Settings;
+use std::mem;
 use tally_fairness::Rounds;
 use tally_forms::{Forms, Why};
 use tally_sdk::{
@@ -64,6 +65,8 @@ pub struct Priority {
     /// Of the sharing mode, once that is known: see [`Priority::adapt`].
     settings: Settings,
     rounds: Rounds,
+    /// What was saved of the rounds, until clients join.
+    saved: String,
     forms: Forms,
     clients: Clients,
 }
@@ -77,6 +80,7 @@ impl Policy for Priority {
             config: config.into(),
             settings,
             rounds: Rounds::default(),
+            saved: String::new(),
             forms: Forms::new(&settings.forms, in_force),
             clients: Clients::default(),
         })
@@ -142,10 +146,11 @@ impl Priority {
                 host::log(Level::Info, &in_force);
             }
             self.settings = settings;
-            self.rounds = match mode {
+            let rounds = match mode {
                 SharingMode::Concurrent => Rounds::side_by_side(settings.turn_ns),
                 SharingMode::TimeSliced => Rounds::one_at_a_time(settings.turn_ns),
             };
+            self.rounds = rounds.after(&mem::take(&mut self.saved));
         }
     }
 
@@ -164,14 +169,15 @@ impl Priority {
 }
 
 /// The constants come from the configuration and the clients from the core: what
-/// outlives a reload is what was measured of kernels.
+/// outlives a reload is what was measured of kernels, and who owes time.
 impl Stateful for Priority {
     fn snapshot(&self) -> Saved {
-        self.forms.snapshot("")
+        self.forms.snapshot(&self.rounds.saved())
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.forms.restore(from).map(drop)
+        self.saved = self.forms.restore(from)?;
+        Ok(())
     }
 }
 
