@@ -199,22 +199,15 @@ fn best_effort_runs_within_requests_that_pause() -> Result<()> {
     // What was never measured is let in between requests only.
     batch.ask("launch 200 100")?;
     batch.ask("sync")?;
-    let case = ("eager", 1, 600, 100, "pause");
+    // A busy machine needs many: it is killed once enough is seen.
+    let case = ("eager", 1, 1_000_000, 100, "pause");
     let mut process = start(&scene, &program, case, &["--slo", "900ms"])?;
     process.tell("serve")?;
-    let counted = || -> Result<(u64, u64)> {
-        let status = scene.status()?;
-        let service = status.client(&name(case))?.service().context("it has requests")?;
-        let within = status.0["policy"]["counters"]["launches_within_units"].as_u64();
-        Ok((service.requests, within.unwrap_or(0)))
-    };
     wait_until("waiting for launches within requests", JOB_MAX, || {
         batch.ask("launch 40 100")?;
         batch.ask("sync")?;
-        let (requests, within) = counted()?;
-        ensure!(requests < case.2, "{within} launches within {requests} requests");
-        Ok((within > 100).then_some(()))
+        let within = &scene.status()?.0["policy"]["counters"]["launches_within_units"];
+        Ok((within.as_u64() > Some(100)).then_some(()))
     })?;
-    ensure!(process.hear(JOB_MAX)?["requests"] == case.2, "{}", process.quote());
     batch.quit()
 }
