@@ -145,10 +145,10 @@ entry_points! {
     cuMemcpy2DUnaligned_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpy3D_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpy3D_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpyPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuMemcpyPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpy3DPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuMemcpy3DPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuMemcpyPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuMemcpyPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
+    cuMemcpy3DPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuMemcpy3DPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
     cuMemsetD8_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemsetD8_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemsetD16_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -163,8 +163,8 @@ entry_points! {
     cuMemsetD2D32_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpyAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpyPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuMemcpyPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuMemcpyPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuMemcpyPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
     cuMemcpyHtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyHtoDAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpyDtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -177,8 +177,12 @@ entry_points! {
     cuMemcpy2DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpy3DAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpy3DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpy3DPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuMemcpy3DPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuMemcpy3DPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuMemcpy3DPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
+    cuMemcpyWithAttributesAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuMemcpyWithAttributesAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuMemcpy3DWithAttributesAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuMemcpy3DWithAttributesAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpy3DBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpy3DBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemsetD8Async(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -233,10 +237,10 @@ entry_points! {
     cuMemDiscardAndPrefetchBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
     cuMemcpyBatchAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::enqueues_batch;
     cuMemcpyBatchAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
-    cuCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuGreenCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
-    cuGreenCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuGreenCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuGreenCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
     cuMemcpyBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::enqueues_batch;
     cuMemcpyBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
 
@@ -282,6 +286,12 @@ entry_points! {
     cuStreamBeginCapture_v2_ptsz(stream: Ptr, mode: c_int) true lifecycle::begin_capture;
     cuStreamBeginCaptureToGraph(stream: Ptr, graph: Ptr, dependencies: Ptr, data: Ptr, count: usize, mode: c_int) false lifecycle::begin_capture_to_graph;
     cuStreamBeginCaptureToGraph_ptsz(stream: Ptr, graph: Ptr, dependencies: Ptr, data: Ptr, count: usize, mode: c_int) true lifecycle::begin_capture_to_graph;
+    cuStreamBeginRecaptureToGraph(stream: Ptr, a: usize, b: usize, c: usize, d: usize) false lifecycle::begin_capture_otherwise;
+    cuStreamBeginRecaptureToGraph_ptsz(stream: Ptr, a: usize, b: usize, c: usize, d: usize) true lifecycle::begin_capture_otherwise;
+    cuStreamBeginCaptureToCig(stream: Ptr, a: usize, b: usize, c: usize, d: usize) false lifecycle::begin_capture_otherwise;
+    cuStreamBeginCaptureToCig_ptsz(stream: Ptr, a: usize, b: usize, c: usize, d: usize) true lifecycle::begin_capture_otherwise;
+    cuStreamEndCaptureToCig(stream: Ptr) false lifecycle::end_capture_otherwise;
+    cuStreamEndCaptureToCig_ptsz(stream: Ptr) true lifecycle::end_capture_otherwise;
     cuStreamEndCapture(stream: Ptr, graph: *mut Ptr) false lifecycle::end_capture;
     cuStreamEndCapture_ptsz(stream: Ptr, graph: *mut Ptr) true lifecycle::end_capture;
     cuGraphInstantiate(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
@@ -380,6 +390,41 @@ mod tests {
         ] {
             assert_eq!(found(other), None, "{other}");
         }
+    }
+
+    /// Functions of the driver's header (CUDA 13) that take a stream.
+    const OF_STREAMS: &str = "cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources \
+        cuGraphicsUnmapResources cuLaunchCooperativeKernel cuLaunchGridAsync cuLaunchHostFunc cuLaunchHostFunc_v2 \
+        cuLaunchKernel cuMemAllocAsync cuMemAllocFromPoolAsync cuMemBatchDecompressAsync \
+        cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync cuMemFreeAsync cuMemMapArrayAsync cuMemPrefetchAsync \
+        cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync cuMemcpy2DAsync_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync \
+        cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeerAsync cuMemcpy3DWithAttributesAsync cuMemcpyAsync cuMemcpyAtoHAsync_v2 \
+        cuMemcpyBatchAsync cuMemcpyBatchAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoAAsync_v2 \
+        cuMemcpyHtoDAsync_v2 cuMemcpyPeerAsync cuMemcpyWithAttributesAsync cuMemsetD16Async cuMemsetD2D16Async \
+        cuMemsetD2D32Async cuMemsetD2D8Async cuMemsetD32Async cuMemsetD8Async cuSignalExternalSemaphoresAsync \
+        cuStreamAddCallback cuStreamAttachMemAsync cuStreamBatchMemOp cuStreamBatchMemOp_v2 cuStreamBeginCaptureToCig \
+        cuStreamBeginCaptureToGraph cuStreamBeginCapture_v2 cuStreamBeginRecaptureToGraph cuStreamCopyAttributes \
+        cuStreamDestroy_v2 cuStreamEndCapture cuStreamEndCaptureToCig cuStreamQuery cuStreamSetAttribute \
+        cuStreamSynchronize cuStreamWaitEvent cuStreamWaitValue32 cuStreamWaitValue32_v2 cuStreamWaitValue64 \
+        cuStreamWaitValue64_v2 cuStreamWriteValue32 cuStreamWriteValue32_v2 cuStreamWriteValue64 \
+        cuStreamWriteValue64_v2 cuWaitExternalSemaphoresAsync";
+    /// More of these, which only answer, or are about a capture.
+    const ASK_ONLY: &str = "cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2 \
+        cuStreamGetCaptureInfo_v3 cuStreamGetCtx cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetDevice \
+        cuStreamGetFlags cuStreamGetGreenCtx cuStreamGetId cuStreamGetPriority cuStreamIsCapturing \
+        cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2";
+
+    #[test]
+    fn whatever_uses_a_stream_is_replaced() {
+        let is_there = |name: &str| found(name) == Some(name);
+        let missing: Vec<_> = OF_STREAMS.split_whitespace().filter(|n| !is_there(n)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        let asking: Vec<_> = ASK_ONLY.split_whitespace().filter(|n| is_there(n)).collect();
+        assert!(asking.is_empty(), "they are in the first list: {asking:?}");
+        // A thread that has a default stream of its own calls another function.
+        let shared = |name: &&str| !is_there(&format!("{name}_ptsz"));
+        let others: Vec<_> = OF_STREAMS.split_whitespace().filter(shared).collect();
+        assert_eq!(others, ["cuLaunchGridAsync", "cuStreamDestroy_v2"]);
     }
 
     #[test]

@@ -6,11 +6,11 @@
 
 use crate::{
     asking, attach, capture, completion, enter, events, exec_nodes, poller, quiesce, resolve,
-    slot_life, slots, state, streams, units,
+    returns, slot_life, slots, state, streams, units,
 };
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
-use tally_preempt::cuda::{CuResult, Ptr, SUCCESS};
+use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::graphs::{self, order};
 
 /// `cuInit`: meet the core first, because MPS reads its environment there.
@@ -89,6 +89,7 @@ pub unsafe fn stream_destroy(
         // SAFETY: the caller's arguments.
         return unsafe { real(stream) };
     };
+    returns::stream(stream, per_thread);
     let slot = slots::find(slots::key(stream, per_thread));
     if let Some(i) = slot {
         slot_life::mark_last(client, i, stream as usize);
@@ -157,10 +158,29 @@ pub unsafe fn begin_capture_to_graph(
     })
 }
 
+/// Other calls that begin a capture: all take the stream first.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn begin_capture_otherwise(
+    real: unsafe extern "C" fn(Ptr, usize, usize, usize, usize) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+) -> CuResult {
+    // SAFETY: the caller's arguments, those it did not pass being passed on unread.
+    capture_begins(stream, per_thread, || unsafe { real(stream, a, b, c, d) })
+}
+
 fn capture_begins(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult) -> CuResult {
     if state::mode() == state::MODE_OFF {
         return real();
     }
+    returns::stream(stream, per_thread);
+    returns::legacy(driver().current_context());
     capture::begin(slots::explicit(stream, per_thread), real)
 }
 
@@ -175,7 +195,23 @@ pub unsafe fn end_capture(
     graph: *mut Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let real = || unsafe { real(stream, graph) };
+    capture_ends(stream, per_thread, || unsafe { real(stream, graph) })
+}
+
+/// `cuStreamEndCaptureToCig`.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn end_capture_otherwise(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    per_thread: bool,
+    stream: Ptr,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    capture_ends(stream, per_thread, || unsafe { real(stream) })
+}
+
+fn capture_ends(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult) -> CuResult {
     if state::mode() == state::MODE_OFF {
         return real();
     }

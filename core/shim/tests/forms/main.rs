@@ -14,6 +14,7 @@ mod governor;
 mod graph_parts;
 mod graphs;
 mod kernels;
+mod lazy;
 mod lingering;
 mod loads;
 mod losses;
@@ -42,6 +43,7 @@ fn welcome() -> Welcome {
             rescue_ms: 5_000,
             cache_mib: 0,
             reserve_sms: Vec::new(),
+            lazy_return: false,
         },
         ..common::welcome()
     }
