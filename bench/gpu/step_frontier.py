@@ -28,9 +28,15 @@ PAIRS = {
     "translation-graph+lstm": ("translation-graph", "lstm-train"),
     "translation-graph+vgg16": ("translation-graph", "vgg16-train"),
 }
-HERALD = "herald-mps"
-# Only here: without an objective it has nothing to be measured by.
-step_pairs.MODES[HERALD] = ("tally-mps", "slo-herald", "mps")
+# Only here: without an objective it has nothing to be measured by. How the mode is called, and what the core is told.
+HERALDS = {
+    "herald-mps": ("tally-mps", ""),
+    "herald-mps-lazy": ("tally-mps, lazy return", "[sm_limits]\nlazy_return = true\n"),
+    "herald-mps-75": ("tally-mps, training on 75 %", "[sharing.mps]\nbest_effort_percent = 75\n"),
+    "herald-mps-50": ("tally-mps, training on 50 %", "[sharing.mps]\nbest_effort_percent = 50\n"),
+}
+step_pairs.MODES.update({mode: (label, "slo-herald", "mps") for mode, (label, _) in HERALDS.items()})
+step_pairs.CORE_CONFIGS.update({mode: config for mode, (_, config) in HERALDS.items()})
 # There it makes nothing of an objective.
 step_pairs.MODES["herald-timeslice"] = ("tally-timeslice", "slo-herald", "timeslice")
 # MPS with the training on so many percent of the SMs.
@@ -127,13 +133,13 @@ def measure_mode(suite, pair, mode, rows, failures):
         once = suite.args
         again = argparse.Namespace(**{**vars(once), "be_alone_seconds": 0})
         for number, factor in enumerate(factors):
-            if mode == HERALD:
+            if mode in HERALDS:
                 slo_ms = factor * percentile(pair.solo["service_ms"], 0.99)
                 set_objective(suite, core, names(pair)[0], slo_ms)
                 learn(suite, pair, hp, be)
-            if mode == HERALD or number == 0:
+            if mode in HERALDS or number == 0:
                 served, trained, _, _ = measure_shared(again if number else once, pair, hp, be, core)
-            if mode != HERALD:
+            if mode not in HERALDS:
                 rows.add(pair, label, policy, factor, served, trained)
                 continue
             state = core.status()
@@ -148,7 +154,7 @@ def main(suite):
     """Best-effort share over objectives."""
     failures, rows = Failures(), Rows(suite)
     suite.policy_config = lambda _mode: None
-    modes = suite.args.baselines.split(",") + [HERALD]
+    modes = suite.args.baselines.split(",") + suite.args.heralds.split(",")
     for name in suite.args.pairs.split(","):
         pair = Pair(name, *PAIRS[name])
         with failures.guard(f"{name}, alone"):
@@ -167,6 +173,7 @@ def main(suite):
 def add_arguments(parser):
     parser.add_argument("--pairs", default="bert+gpt2,resnet50-eager+bert-b32", help=f"comma-separated, of {','.join(PAIRS)}")
     parser.add_argument("--baselines", default=DEFAULT_BASELINES, help="comma-separated modes of `pairs`; plain must be the first")
+    parser.add_argument("--heralds", default="herald-mps,herald-mps-lazy,herald-mps-75", help="comma-separated ways of slo-herald")
     parser.add_argument("--factors", default=DEFAULT_FACTORS, help="objectives, as multiples of the service's own p99")
     parser.add_argument("--seconds", type=float, default=8, help="length of each measuring window")
     parser.add_argument("--learn-seconds", type=float, default=8, help="longest time for slo-herald to learn an objective")

@@ -51,6 +51,8 @@ MODES = {
     "priority-timeslice-vendor": ("tally-timeslice", "tally-priority", "timeslice"),
     "priority-mps-vendor": ("tally-mps", "tally-priority", "mps"),
 }
+# More of a mode's core configuration.
+CORE_CONFIGS = {}
 SEED = 7
 WARM_REQUESTS = 300
 # A training runs alone in a mode so many times before it shares, the last of them timed; at most.
@@ -91,7 +93,7 @@ def environment(suite, mode):
     kind = MODES[mode][2]
     if MODES[mode][1] != "none":
         file = suite.work / f"core-{mode}.toml"
-        file.write_text(f"[rewrite]\nvendor_libraries = {str(is_vendor(mode)).lower()}\n")
+        file.write_text(f"[rewrite]\nvendor_libraries = {str(is_vendor(mode)).lower()}\n{CORE_CONFIGS.get(mode, '')}")
         extra = ["--config", file, *suite.args.core_args]
         with Core(suite, mode, MODES[mode][1], kind, suite.policy_config(mode), extra) as core:
             yield core, {}, {}

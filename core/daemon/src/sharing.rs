@@ -145,6 +145,10 @@ impl SharingMode {
                 client_priority: u32::from(
                     class == Class::BestEffort && self.config.mps.client_priority,
                 ),
+                thread_percent: match class {
+                    Class::High => 100,
+                    Class::BestEffort => self.config.mps.best_effort_percent,
+                },
             },
         }
     }

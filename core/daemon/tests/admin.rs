@@ -295,7 +295,9 @@ fn contexts_are_refreshed_while_clients_of_both_classes_are_there() {
 fn a_private_mps_daemon_is_started_watched_and_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let fake = script(&dir, "fake-mps", FAKE_MPS);
-    let config = format!("{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing.mps]\ncontrol = {fake}\n");
+    let config = format!(
+        "{BUILT_IN}[sharing]\nmode = \"mps\"\n[sharing.mps]\ncontrol = {fake}\nbest_effort_percent = 60\n"
+    );
     let mut core = Core::start_in(dir, &config, &[]);
     let mps = core.status()["sharing"]["mps"].clone();
     assert_eq!((&mps["managed"], &mps["state"]), (&json!(true), &json!("running")));
@@ -305,7 +307,8 @@ fn a_private_mps_daemon_is_started_watched_and_stopped() {
         client.welcome.sharing,
         tally_ipc::wire::SharingMode::Mps {
             pipe_directory: pipes.display().to_string(),
-            client_priority: 1
+            client_priority: 1,
+            thread_percent: 60,
         }
     );
     // It dies: started again.

@@ -183,6 +183,8 @@ pub enum SharingMode {
         pipe_directory: String,
         /// `CUDA_MPS_CLIENT_PRIORITY` to set (0 normal, 1 below normal).
         client_priority: u32,
+        /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` to set; 100 leaves it.
+        thread_percent: u32,
     },
     /// Neither applies (no NVIDIA GPU: the software device).
     Unmanaged,
@@ -330,10 +332,11 @@ impl Welcome {
                 w.u64(*shared_us);
                 w.u32(*linger_us);
             }
-            SharingMode::Mps { pipe_directory, client_priority } => {
+            SharingMode::Mps { pipe_directory, client_priority, thread_percent } => {
                 w.u8(2);
                 w.text(pipe_directory);
                 w.u32(*client_priority);
+                w.u32(*thread_percent);
             }
         }
         w.u64(self.spin_ns);
@@ -385,7 +388,11 @@ impl Welcome {
                     shared_us: r.u64()?,
                     linger_us: r.u32()?,
                 },
-                2 => SharingMode::Mps { pipe_directory: r.text()?, client_priority: r.u32()? },
+                2 => SharingMode::Mps {
+                    pipe_directory: r.text()?,
+                    client_priority: r.u32()?,
+                    thread_percent: r.u32()?,
+                },
                 _ => return Err(WireError::Malformed("unknown sharing mode")),
             },
             spin_ns: r.u64()?,

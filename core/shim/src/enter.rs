@@ -15,7 +15,7 @@ use tally_preempt::lock::Locked;
 /// Put it in force.
 pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode {
     let Connection { welcome, first_ticket, core } = connection;
-    if let SharingMode::Mps { pipe_directory, client_priority } = &welcome.sharing
+    if let SharingMode::Mps { pipe_directory, client_priority, thread_percent } = &welcome.sharing
         && !state::is_initialised()
     {
         if !pipe_directory.is_empty() {
@@ -25,6 +25,11 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
         if *client_priority != 0 {
             let priority = client_priority.to_string();
             set_environment(c"CUDA_MPS_CLIENT_PRIORITY", &priority, false);
+        }
+        // All SMs are what it has without.
+        if (1..100).contains(thread_percent) {
+            let percent = thread_percent.to_string();
+            set_environment(c"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent, false);
         }
     }
     state::set_high_priority(welcome.high_priority);

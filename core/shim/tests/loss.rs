@@ -156,17 +156,25 @@ fn a_core_that_refuses_or_talks_nonsense_is_no_core() {
 #[test]
 fn mps_is_set_up_before_the_driver_starts() {
     let mps = Welcome {
-        sharing: SharingMode::Mps { pipe_directory: "/run/tally/mps".into(), client_priority: 1 },
+        sharing: SharingMode::Mps {
+            pipe_directory: "/run/tally/mps".into(),
+            client_priority: 1,
+            thread_percent: 75,
+        },
         ..welcome()
     };
     let core = Core::new();
     let (mut p, _client) = attached(&core, &mps, &[]);
     assert_eq!((p.driver("fake_mps_pipe"), p.driver("fake_mps_priority")), (1, 1));
+    assert_eq!(p.driver("fake_mps_percent"), 75);
     // Programs that it starts, perhaps without the preloaded library, find nothing of it.
     assert_eq!(p.ask("env CUDA_MPS_PIPE_DIRECTORY"), "-");
     assert_eq!(p.ask("env CUDA_MPS_CLIENT_PRIORITY"), "-");
+    assert_eq!(p.ask("env CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "-");
     p.ends_well();
-    let (mut p, client) = attached(&core, &mps, &[("CUDA_MPS_CLIENT_PRIORITY", "0")]);
+    let own = [("CUDA_MPS_CLIENT_PRIORITY", "0"), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "30")];
+    let (mut p, client) = attached(&core, &mps, &own);
+    assert_eq!(p.driver("fake_mps_percent"), 30);
     assert_eq!((p.driver("fake_mps_pipe"), p.driver("fake_mps_priority")), (1, 0));
     assert_eq!(p.ask("env CUDA_MPS_CLIENT_PRIORITY"), "0", "the user's stays");
     assert_eq!(client.region.report.time_slice.load(SeqCst), report_state::UNUSED);

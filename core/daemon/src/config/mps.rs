@@ -11,6 +11,11 @@ pub struct Mps {
     pub manage: bool,
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
+    /// SMs that a best-effort client finds on the GPU, percent (`CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`). It cannot change
+    /// while the client runs. A client that was started with the variable keeps its own. Experimental: not measured
+    /// on a GPU yet.
+    #[schemars(range(min = 1, max = 100))]
+    pub best_effort_percent: u32,
     /// Folder of the MPS daemon's pipes. Default for a daemon that runs already:
     /// `$CUDA_MPS_PIPE_DIRECTORY`, else `/tmp/nvidia-mps`; for one that the core starts: `mps/pipe` beside
     /// the socket.
@@ -32,6 +37,7 @@ impl Default for Mps {
         Mps {
             manage: true,
             client_priority: true,
+            best_effort_percent: 100,
             pipe_directory: None,
             control: "nvidia-cuda-mps-control".into(),
             refresh_ms: 500,

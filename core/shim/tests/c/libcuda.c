@@ -50,12 +50,15 @@ int fake_events(void) { return events; }
 int fake_captured(void) { return captured; }
 
 // What the environment said of MPS at cuInit, where a driver reads it.
-static int mps_pipe, mps_priority = -1;
+static int mps_pipe, mps_priority = -1, mps_percent = -1;
 int fake_mps_pipe(int a) { (void)a; return mps_pipe; }
 int fake_mps_priority(int a) { (void)a; return mps_priority; }
+int fake_mps_percent(int a) { (void)a; return mps_percent; }
 R cuInit(unsigned f) {
   const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY"), *priority = getenv("CUDA_MPS_CLIENT_PRIORITY");
   mps_pipe = pipe && !strcmp(pipe, "/run/tally/mps"); mps_priority = priority ? atoi(priority) : -1;
+  const char *percent = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+  mps_percent = percent ? atoi(percent) : -1;
   inits++; return f ? 1 : 0;
 }
 R cuDriverGetVersion(int *v) { *v = 13000; return 0; }
