@@ -119,20 +119,28 @@ pub fn blocks_per_sm(k: &Kernel) -> u64 {
     by_threads.min(by_registers).min(by_shared).clamp(1, BLOCKS_PER_SM)
 }
 
-/// The kernel in the form that was decided. A launch of `n` blocks runs in waves of as
-/// many as fit the SMs; all waves take equally long.
-pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
+/// The kernel of a program that finds so many SMs, in the form that was decided. A launch of `n`
+/// blocks runs in waves of as many as fit the SMs; all waves take equally long.
+pub fn work(k: &Kernel, decision: Decision, model: &Model, sms: u32) -> Work {
     let (blocks, each) = (k.blocks().max(1), blocks_per_sm(k));
-    let capacity = each * u64::from(SMS);
-    let waves = blocks.div_ceil(capacity);
+    let on = |sms: u32| {
+        let capacity = each * u64::from(sms.clamp(1, SMS));
+        let waves = [capacity, each * u64::from(SMS)].map(|room| blocks.div_ceil(room));
+        let all_ns = u128::from(k.dur_ns) * u128::from(waves[0]) / u128::from(waves[1]);
+        let permille = if sms < SMS { NARROW_PERMILLE } else { 1_000 };
+        (capacity, waves[0], (all_ns * permille / 1_000) as u64)
+    };
+    let (capacity, waves, dur_ns) = on(sms);
+    let scaled = |room: u64, sms: u32| (room * u64::from(sms) / u64::from(SMS)).max(1);
+    let last_room = |blocks, capacity| scaled(last_room(blocks, capacity), sms);
     let whole = Work {
         launch: 0,
         last: true,
         ready_ns: 0,
         gap_ns: k.gap_ns,
-        total_ns: k.dur_ns,
-        tail_ns: (k.dur_ns / waves).max(1),
-        room: [ROOM, last_room(blocks, capacity)],
+        total_ns: dur_ns,
+        tail_ns: (dur_ns / waves).max(1),
+        room: [scaled(ROOM, sms), last_room(blocks, capacity)],
         quantum_ns: 0,
         exit_ns: 0,
         more_launches: 0,
@@ -140,9 +148,9 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
     match decision {
         Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => whole,
         Decision::Preemptible => {
-            let wave_ns = (k.dur_ns / waves).max(1) + PRELUDE_NS;
+            let wave_ns = (dur_ns / waves).max(1) + PRELUDE_NS;
             // The parts behind it find nothing left to do.
-            let empty = (k.dur_ns / PART_NS + 1).min(PARTS_MAX - 1);
+            let empty = (dur_ns / PART_NS + 1).min(PARTS_MAX - 1);
             let empty_ns = empty * (GATE_NS + empty_ns(blocks));
             let total_ns = wave_ns * waves + empty_ns;
             let exit_ns = blocks * EXIT_NS / 1_000;
@@ -161,7 +169,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
             let by_offset = blocks > u64::from(WHOLE_GRID_BLOCKS_MAX) && k.grid[1..] == [1; 2];
             let prelude_ns = if by_offset { 0 } else { PRELUDE_NS };
             let empty_ns = |blocks| if by_offset { 0 } else { empty_ns(blocks) };
-            let wave_ns = (k.dur_ns / waves).max(1) + prelude_ns;
+            let wave_ns = (dur_ns / waves).max(1) + prelude_ns;
             let part_ns = wave_ns * n.div_ceil(capacity) + model.slice_ns + empty_ns(blocks - n);
             let rest = blocks % n;
             let last_ns = wave_ns * if rest == 0 { n } else { rest }.div_ceil(capacity);
@@ -171,16 +179,12 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model) -> Work {
             Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
         Decision::SmLimited(n) => {
-            let sms = u64::from(n.min(SMS));
-            let waves_here = blocks.div_ceil(each * sms);
-            let run_ns = u128::from(k.dur_ns) * u128::from(waves_here) / u128::from(waves);
-            let run_ns = (run_ns * NARROW_PERMILLE / 1_000) as u64;
-            let scaled = |room: u64| (room * sms / u64::from(SMS)).max(1);
-            let tail = last_room(blocks, each * sms);
+            let sms = n.min(sms);
+            let (capacity, waves, run_ns) = on(sms);
             Work {
                 total_ns: run_ns + HOP_NS,
-                tail_ns: (run_ns / waves_here).max(1),
-                room: [scaled(ROOM), scaled(tail)],
+                tail_ns: (run_ns / waves).max(1),
+                room: [scaled(ROOM, sms), scaled(self::last_room(blocks, capacity), sms)],
                 ..whole
             }
         }

@@ -32,6 +32,8 @@ pub struct Model {
     pub part_ns: u64,
     /// So much longer the training's own part takes beside another program, thousandths.
     pub hosts_permille: u64,
+    /// SMs that the trainings find under MPS, percent (`[sharing.mps] best_effort_percent`).
+    pub best_effort_percent: u64,
 }
 
 impl Default for Model {
@@ -48,6 +50,7 @@ impl Default for Model {
             slice_ns: 10_000,
             part_ns: 4_600,
             hosts_permille: 70,
+            best_effort_percent: 100,
         }
     }
 }
@@ -70,6 +73,7 @@ impl Model {
             ("slice_ns", &mut self.slice_ns),
             ("part_ns", &mut self.part_ns),
             ("hosts_permille", &mut self.hosts_permille),
+            ("best_effort_percent", &mut self.best_effort_percent),
         ];
         let names = all.each_ref().map(|(name, _)| *name).join(", ");
         let found = all.into_iter().find(|(known, _)| *known == name);

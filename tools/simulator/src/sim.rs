@@ -72,6 +72,19 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    /// SMs that best-effort programs find.
+    fn best_effort_sms(&self) -> u32 {
+        match self.sharing {
+            SharingMode::Timeslice => SMS,
+            SharingMode::Mps => {
+                let percent = self.model.best_effort_percent.clamp(1, 100) as u32;
+                (SMS * percent / 100).max(1)
+            }
+        }
+    }
+}
+
 /// A best-effort program, and what it is to get of the GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Tenant<'a> {
@@ -413,7 +426,8 @@ impl<'a> Sim<'a> {
             program.completions.launched(launch, ready_ns, is_measured);
         }
         for index in kernels {
-            let mut shape = work(&program.trace.kernels[index], form, &self.setup.model);
+            let sms = if lane >= LOW { self.setup.best_effort_sms() } else { SMS };
+            let mut shape = work(&program.trace.kernels[index], form, &self.setup.model, sms);
             let parts_ns = shape.more_launches * self.setup.model.part_ns;
             host_ns += parts_ns;
             // A part cannot run before it was launched.

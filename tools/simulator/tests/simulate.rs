@@ -398,3 +398,23 @@ proptest! {
         prop_assert!(h.arrived == 0 || h.service_p50_over_solo >= 0.5, "{:?}", h);
     }
 }
+
+/// A wave of blocks takes as long on half of the SMs as on all, but there are twice as many.
+#[test]
+fn under_mps_a_training_may_find_fewer_sms() {
+    let (high, low) = pair();
+    let share = |sharing, best_effort_percent| {
+        let model = Model { best_effort_percent, hosts_permille: 0, ..Model::default() };
+        let setup = Setup { model, ..setup(sharing) };
+        let graph = high.as_graph();
+        simulate(&setup, &graph, Some(&low), &Arrivals::At(vec![0]), None)
+            .best_effort
+            .unwrap()
+            .share
+    };
+    let [all, half, one] = [100, 50, 1].map(|percent| share(SharingMode::Mps, percent));
+    assert!(all > 0.9 && half < 0.75 * all && half > 0.4 * all, "{all} {half}");
+    assert!(one < 0.1 * half, "{one}");
+    let [all, half] = [100, 50].map(|percent| share(SharingMode::Timeslice, percent));
+    assert_eq!(all, half);
+}

@@ -2,7 +2,7 @@
 
 use super::{Known, Sim};
 use crate::device::{HIGH, LOW};
-use crate::gpu::{SMS, SharingMode, Transformable};
+use crate::gpu::{SharingMode, Transformable};
 use tally_engine::policy::{Class, ClientInfo, forms_offered, launch_state};
 use tally_engine::profile::{KernelKey, Transformation};
 
@@ -24,7 +24,8 @@ impl Sim<'_> {
                 }
                 let partition = self.setup.sharing == SharingMode::Mps && is_low;
                 // Blocks that fit the GPU at once may wait for each other.
-                let fits = k.blocks() <= u64::from(k.blocks_per_sm()) * u64::from(SMS);
+                let fits = k.blocks()
+                    <= u64::from(k.blocks_per_sm()) * u64::from(self.setup.best_effort_sms());
                 if partition && !fits && self.setup.transformable != Transformable::None {
                     offered |= forms_offered::SM_LIMITED;
                 }
