@@ -31,7 +31,6 @@ PAIRS = {
 # Only here: without an objective it has nothing to be measured by. How the mode is called, and what the core is told.
 HERALDS = {
     "herald-mps": ("tally-mps", ""),
-    "herald-mps-lazy": ("tally-mps, lazy return", "[sm_limits]\nlazy_return = true\n"),
     "herald-mps-75": ("tally-mps, training on 75 %", "[sharing.mps]\nbest_effort_percent = 75\n"),
     "herald-mps-50": ("tally-mps, training on 50 %", "[sharing.mps]\nbest_effort_percent = 50\n"),
 }
@@ -173,7 +172,7 @@ def main(suite):
 def add_arguments(parser):
     parser.add_argument("--pairs", default="bert+gpt2,resnet50-eager+bert-b32", help=f"comma-separated, of {','.join(PAIRS)}")
     parser.add_argument("--baselines", default=DEFAULT_BASELINES, help="comma-separated modes of `pairs`; plain must be the first")
-    parser.add_argument("--heralds", default="herald-mps,herald-mps-lazy,herald-mps-75", help="comma-separated ways of slo-herald")
+    parser.add_argument("--heralds", default="herald-mps,herald-mps-75", help="comma-separated ways of slo-herald")
     parser.add_argument("--factors", default=DEFAULT_FACTORS, help="objectives, as multiples of the service's own p99")
     parser.add_argument("--seconds", type=float, default=8, help="length of each measuring window")
     parser.add_argument("--learn-seconds", type=float, default=8, help="longest time for slo-herald to learn an objective")

@@ -8,7 +8,7 @@ use std::process::Command;
 /// Programs take milliseconds; the limits are for when something is wrong.
 pub const TEST: [&str; 7] = [
     "--named",
-    "--programs=1064",
+    "--programs=1000",
     "--pairs=2000",
     "--minutes=8",
     "--limit=20",

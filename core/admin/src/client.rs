@@ -265,8 +265,6 @@ pub struct Transformed {
     pub preemptible: u64,
     /// Launches run on some of the SMs.
     pub sm_limited: u64,
-    /// Of these, launches before which the stream had not returned to all SMs (`sm_limits.lazy_return`).
-    pub sm_limited_stayed: u64,
     /// Graph launches run as chains of parts.
     pub graph_chained: u64,
     /// Kernels of these that were launched by themselves, in a transformed form.

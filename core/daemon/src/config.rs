@@ -254,15 +254,11 @@ pub struct SmLimits {
     /// that many SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
-    /// After an SM-limited launch a stream returns to all SMs only when something else than an equally limited launch
-    /// comes into it: two events less for each launch. Only for the default stream of a program without blocking
-    /// streams, and for non-blocking streams. Experimental: not measured on a GPU yet.
-    pub lazy_return: bool,
 }
 
 impl Default for SmLimits {
     fn default() -> Self {
-        SmLimits { reserve_sms: vec![16, 32, 64], lazy_return: false }
+        SmLimits { reserve_sms: vec![16, 32, 64] }
     }
 }
 
@@ -447,7 +443,6 @@ impl Config {
             rescue_ms: self.rewrite.rescue_ms,
             cache_mib: self.rewrite.cache_mib,
             reserve_sms: self.sm_limits.reserve_sms.clone(),
-            lazy_return: self.sm_limits.lazy_return,
         }
     }
 

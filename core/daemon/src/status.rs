@@ -132,7 +132,6 @@ fn transformed(n: &ClientNumbers) -> Transformed {
         sliced_by_offset: s.sliced_by_offset,
         preemptible: s.preemptible,
         sm_limited: s.sm_limited,
-        sm_limited_stayed: s.sm_limited_stayed,
         graph_chained: s.graph_chained,
         graph_nodes_transformed: s.graph_nodes_transformed,
         yields: n.stats.yields,

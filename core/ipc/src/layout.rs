@@ -258,8 +258,6 @@ pub struct Counters {
     pub lingered: AtomicU64,
     /// Sliced launches that ran the form with offset block indices.
     pub sliced_by_offset: AtomicU64,
-    /// SM-limited launches before which the stream had not returned from there.
-    pub sm_limited_stayed: AtomicU64,
     /// Kernels of `graph_chained` launches that were launched by themselves, in a transformed form.
     pub graph_nodes_transformed: AtomicU64,
 }

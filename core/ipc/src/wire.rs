@@ -143,8 +143,6 @@ pub struct RewriteSettings {
     pub cache_mib: u32,
     /// Keep so many SMs free: one green context each is made. Empty: none.
     pub reserve_sms: Vec<u32>,
-    /// Streams return from there as late as possible.
-    pub lazy_return: bool,
 }
 
 /// First byte of a payload that is a [`Notice`]; that of a [`Hello`] is 0 or 1.
@@ -341,14 +339,8 @@ impl Welcome {
         }
         w.u64(self.spin_ns);
         w.u8(self.fail_hold.into());
-        let RewriteSettings {
-            enabled,
-            vendor_libraries,
-            rescue_ms,
-            cache_mib,
-            reserve_sms,
-            lazy_return,
-        } = &self.rewrite;
+        let RewriteSettings { enabled, vendor_libraries, rescue_ms, cache_mib, reserve_sms } =
+            &self.rewrite;
         w.u8((*enabled).into());
         w.u8((*vendor_libraries).into());
         w.u32(*rescue_ms);
@@ -357,7 +349,6 @@ impl Welcome {
         for sms in reserve_sms.iter().take(RESERVES_MAX) {
             w.u32(*sms);
         }
-        w.u8((*lazy_return).into());
         w.0
     }
 
@@ -411,7 +402,6 @@ impl Welcome {
                     }
                     (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?
                 },
-                lazy_return: r.flag()?,
             },
         })
     }
@@ -460,7 +450,7 @@ mod tests {
                 sharing: SharingMode::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
                 rewrite: RewriteSettings {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, cache_mib: id / 2,
-                    reserve_sms: vec![8, id], lazy_return: high,
+                    reserve_sms: vec![8, id],
                 },
             };
             prop_assert_eq!(Welcome::decode(&w.encode()).unwrap(), w);

@@ -37,13 +37,7 @@ pub fn launch(
     arguments: &KernelArguments,
     answer: Answer,
 ) -> Option<CuResult> {
-    let (result, counter) = match answer {
-        // One launch, which leaves the program's stream as it was.
-        Answer::SmLimited(_) if sm_limit::is_lazy(planned.slot, planned.stream) => {
-            issue_as(planned, arguments, answer, true)?
-        }
-        _ => host::alone(|| issue_as(planned, arguments, answer, false))?,
-    };
+    let (result, counter) = host::alone(|| issue_as(planned, arguments, answer))?;
     counter.fetch_add(1, Relaxed);
     Some(result)
 }
@@ -53,7 +47,6 @@ fn issue_as<'a>(
     planned: &PlannedLaunch<'a>,
     arguments: &KernelArguments,
     answer: Answer,
-    is_lazy: bool,
 ) -> Option<(CuResult, &'a AtomicU64)> {
     let counters = &planned.client.counters;
     Some(match answer {
@@ -67,7 +60,17 @@ fn issue_as<'a>(
             }
         }
         Answer::SmLimited(sms) => {
-            (sm_limit::launch(planned, arguments, sms, is_lazy)?, &counters.sm_limited)
+            let kernel = planned.kernel as usize;
+            (
+                sm_limit::launch(
+                    planned.stream,
+                    (planned.slot, planned.number),
+                    kernel,
+                    arguments,
+                    sms,
+                )?,
+                &counters.sm_limited,
+            )
         }
     })
 }

@@ -85,9 +85,6 @@ pub trait Host: Sync {
     fn has_queues_for(&self, context: usize, more: u32) -> bool;
     /// Whether there may be memory that only one stream may use.
     fn is_memory_attached(&self) -> bool;
-    /// Whether no stream of the program waits for a slot's (an explicit handle), nor that for others, but by calls that
-    /// name it.
-    fn stands_alone(&self, slot: usize, stream: usize) -> bool;
     /// What tells a stream (an explicit handle) from all others of the process.
     fn stream_identity(&self, stream: usize) -> usize;
 }
@@ -193,9 +190,6 @@ impl Host for Absent {
     }
     fn is_memory_attached(&self) -> bool {
         true
-    }
-    fn stands_alone(&self, _: usize, _: usize) -> bool {
-        false
     }
     fn stream_identity(&self, stream: usize) -> usize {
         stream

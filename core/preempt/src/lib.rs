@@ -26,7 +26,6 @@
 //! - a kernel whose blocks may wait for one another is never launched in parts, and nothing that is launched in
 //!   parts waits for anything but the gate, which opens by itself;
 //! - where there is no room, or it cannot be known whether a form is safe, a launch goes whole, at once;
-//! - a stream has [returned](lazy_return) from some of the SMs before anything else is launched in it;
 //! - nothing here runs for high-priority clients, or before the core allows it.
 //!
 //! | read | for |
@@ -38,7 +37,7 @@
 //! | [`proof`] | the proof that they compute the same on this machine |
 //! | [`transformed`], [`offset`], [`form`], [`issue`] | the forms and their launches |
 //! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
-//! | [`sm_limit`], [`lazy_return`] | green contexts |
+//! | [`sm_limit`] | green contexts |
 //! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
 //! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
@@ -55,7 +54,6 @@ mod issue;
 mod jobs;
 mod kernels;
 pub mod launch;
-pub mod lazy_return;
 pub mod lock;
 mod making;
 mod offset;

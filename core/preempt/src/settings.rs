@@ -7,12 +7,10 @@ use tally_ipc::wire::RewriteSettings;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static REWRITES: AtomicBool = AtomicBool::new(false);
 static VENDOR: AtomicBool = AtomicBool::new(false);
-static LAZY_RETURN: AtomicBool = AtomicBool::new(false);
 static RESCUE_MS: AtomicU32 = AtomicU32::new(50);
 
 pub(crate) fn configure(rewrite: &RewriteSettings) {
     VENDOR.store(rewrite.vendor_libraries, Relaxed);
-    LAZY_RETURN.store(rewrite.lazy_return, Relaxed);
     RESCUE_MS.store(rewrite.rescue_ms.max(1), Relaxed);
 }
 
@@ -38,11 +36,6 @@ pub fn takes_vendor() -> bool {
     VENDOR.load(Relaxed)
 }
 
-/// Streams return from some of the SMs as late as possible.
-pub fn returns_lazily() -> bool {
-    LAZY_RETURN.load(Relaxed)
-}
-
 /// How long a launch may take to yield.
 pub(crate) fn rescue_ns() -> u64 {
     u64::from(RESCUE_MS.load(Relaxed)) * 1_000_000
@@ -52,5 +45,4 @@ pub(crate) fn rescue_ns() -> u64 {
 pub(crate) fn reset() {
     ENABLED.store(false, SeqCst);
     REWRITES.store(false, SeqCst);
-    LAZY_RETURN.store(false, SeqCst);
 }

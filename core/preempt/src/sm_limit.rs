@@ -2,9 +2,8 @@
 //!
 //! A launch hops: its stream records an event, the SM-limited stream waits for it, runs
 //! the kernel and records another, for which the stream waits. So the order is kept
-//! whatever the program enqueues next. The last wait may be [put off](lazy_return). Each
-//! of its streams has SM-limited ones of its own: launches of two streams do not wait for
-//! each other.
+//! whatever the program enqueues next. Each of its streams has narrow ones of its own:
+//! launches of two streams do not wait for each other.
 //!
 //! Green contexts share their device's primary context, and keep it: they are given up before the program's
 //! last reference to it goes ([`give_up`]). Launches in another context are not SM-limited.
@@ -20,11 +19,10 @@ use crate::cuda::{
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
-use crate::lazy_return::{self, Away};
+use crate::launch::{KernelArguments, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, BACKLOG_MAX};
-use crate::{kernels, settings, transformed};
+use crate::{kernels, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -34,21 +32,15 @@ use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::{ring, wait};
 use tally_rewriter::TransformRefusal;
 
-/// A stream of a green context. Used by whoever holds its slot's turn.
-#[derive(Clone, Copy, Debug)]
-struct Limited {
-    priority: i32,
-    stream: usize,
-    /// Recorded in the program's stream, and in this one.
-    events: [usize; 2],
-}
+/// Events in turn: a hop's are free again once it is over, long before they come round.
+const EVENTS: usize = 256;
 
 #[derive(Debug)]
 struct GreenContext {
     sms: u32,
     green: usize,
-    /// Those of each slot, by priority.
-    streams: Box<[Vec<Limited>; STREAM_SLOTS]>,
+    /// By slot: priority and handle. Changed by whoever holds the slot's turn.
+    streams: Box<[Vec<(i32, usize)>; STREAM_SLOTS]>,
 }
 
 /// An SM-limited launch: its slot, its number there, its kernel.
@@ -63,9 +55,12 @@ const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)]
 struct Pool {
     reserves: Vec<u32>,
     contexts: Vec<GreenContext>,
+    events: Vec<usize>,
+    next: usize,
 }
 
-static POOL: Locked<Pool> = Locked::new(Pool { reserves: Vec::new(), contexts: Vec::new() });
+static POOL: Locked<Pool> =
+    Locked::new(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 static WANTED: AtomicBool = AtomicBool::new(false);
 static TRIED: AtomicBool = AtomicBool::new(false);
 static ALIVE: Lock = Lock::new();
@@ -160,11 +155,11 @@ fn make_now(context: usize) -> bool {
     let made = host::load(context, host::LOAD_PATIENCE, || make_pool(context, &reserves));
     match made {
         None => return false,
-        Some(Ok(contexts)) => {
+        Some(Ok((contexts, events))) => {
             let all: Vec<u32> = contexts.iter().map(|w| w.sms).collect();
             log!("green contexts of {all:?} SMs");
             let any = !contexts.is_empty();
-            POOL.with(|pool| pool.contexts = contexts);
+            POOL.with(|pool| (pool.contexts, pool.events) = (contexts, events));
             if any {
                 CONTEXT.store(context, Release);
             }
@@ -174,10 +169,14 @@ fn make_now(context: usize) -> bool {
     true
 }
 
-fn make_pool(context: usize, reserves: &[u32]) -> Result<Vec<GreenContext>, CuResult> {
+fn make_pool(
+    context: usize,
+    reserves: &[u32],
+) -> Result<(Vec<GreenContext>, Vec<usize>), CuResult> {
     let d = driver();
     let check = |r: CuResult| if r == SUCCESS { Ok(()) } else { Err(r) };
     let mut contexts = Vec::new();
+    let mut events = Vec::new();
     let mut device = 0;
     // SAFETY: valid out-pointers throughout; the context lives while `ALIVE` is held.
     unsafe {
@@ -205,98 +204,76 @@ fn make_pool(context: usize, reserves: &[u32]) -> Result<Vec<GreenContext>, CuRe
             let streams = Box::new([const { Vec::new() }; STREAM_SLOTS]);
             contexts.push(GreenContext { sms: part.sm_count, green: green as usize, streams });
         }
+        let create = d.event_create.ok_or(NOT_SUPPORTED)?;
+        for _ in 0..if contexts.is_empty() { 0 } else { EVENTS } {
+            let mut event = std::ptr::null_mut();
+            check(create(&mut event, EVENT_DISABLE_TIMING))?;
+            events.push(event as usize);
+        }
     }
     contexts.sort_by_key(|w| w.sms);
-    Ok(contexts)
+    Ok((contexts, events))
 }
 
-/// The stream for a slot's launches of a priority, of the green context of at most `sms` SMs, or of the smallest one.
-fn limited(slot: usize, priority: i32, sms: u32) -> Option<Limited> {
-    let (at, green, known) = POOL.with(|pool| {
-        let at = pool.contexts.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
-        let chosen = pool.contexts.get(at)?;
-        let known = chosen.streams.get(slot)?.iter().find(|limited| limited.priority == priority);
-        Some((at, chosen.green, known.copied()))
-    })?;
-    if known.is_some() {
-        return known;
-    }
-    let d = driver();
-    let mut stream = std::ptr::null_mut();
-    let mut events = [std::ptr::null_mut(); 2];
-    let (create, create_event) = (d.green_stream?, d.event_create?);
-    // SAFETY: a green context of ours; valid out-pointers.
-    let is_made = d.relaxed(|| unsafe {
-        events.iter_mut().all(|event| create_event(event, EVENT_DISABLE_TIMING) == SUCCESS)
-            && create(&mut stream, green as Ptr, STREAM_NON_BLOCKING, priority) == SUCCESS
-    });
-    let events = events.map(|event| event as usize);
-    if !is_made {
-        destroy_events(events);
-        return None;
-    }
-    let made = Limited { priority, stream: stream as usize, events };
-    POOL.with(|pool| {
-        if let Some(chosen) = pool.contexts.get_mut(at) {
-            chosen.streams[slot].push(made);
-        }
-    });
-    Some(made)
-}
-
-fn destroy_events(events: [usize; 2]) {
-    let Some(destroy) = driver().event_destroy else { return };
-    for event in events.into_iter().filter(|event| *event != 0) {
-        // SAFETY: an event of ours that nobody uses any more.
-        driver().relaxed(|| unsafe { destroy(event as Ptr) });
-    }
-}
-
-/// Whether a stream may put off its returns.
-pub(crate) fn is_lazy(slot: usize, stream: usize) -> bool {
-    settings::returns_lazily() && host().stands_alone(slot, stream) && !host().may_be_bypassed()
-}
-
-/// Make a launch on at most `sms` SMs (or on the smallest green context there is), and
-/// put the return off or not. `None`: nothing was issued.
-pub(crate) fn launch(
-    planned: &PlannedLaunch<'_>,
+/// Launch, as `number` of the stream of a slot, on at most `sms` SMs (or on the smallest green context there is).
+/// `None`: nothing was issued.
+pub fn launch(
+    stream: usize,
+    (slot, number): (usize, u32),
+    kernel: usize,
     arguments: &KernelArguments,
     sms: u32,
-    is_lazy: bool,
 ) -> Option<CuResult> {
-    let PlannedLaunch { stream, slot, number, .. } = *planned;
-    let kernel = planned.kernel as usize;
     let d = driver();
     let mut priority = 0;
     // SAFETY: the program's stream; a valid out-pointer.
     if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
         return None;
     }
-    let limited = limited(slot, priority, sms)?;
+    let (at, green, narrow, before, behind) = POOL.with(|pool| {
+        let at = pool.contexts.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
+        let chosen = pool.contexts.get(at)?;
+        let narrow = chosen.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
+        let (green, narrow) = (chosen.green, narrow.map(|(_, narrow)| *narrow));
+        let mut event = || {
+            pool.next = (pool.next + 1) % pool.events.len().max(1);
+            pool.events.get(pool.next).copied()
+        };
+        Some((at, green, narrow, event()?, event()?))
+    })?;
+    let narrow = match narrow {
+        Some(narrow) => narrow,
+        None => {
+            let mut made = std::ptr::null_mut();
+            let create = d.green_stream?;
+            // SAFETY: a green context of ours; a valid out-pointer.
+            let result = d.relaxed(|| unsafe {
+                create(&mut made, green as Ptr, STREAM_NON_BLOCKING, priority)
+            });
+            if result != SUCCESS {
+                return None;
+            }
+            POOL.with(|pool| {
+                if let Some(chosen) = pool.contexts.get_mut(at) {
+                    chosen.streams[slot].push((priority, made as usize));
+                }
+            });
+            made as usize
+        }
+    };
     let (record, wait, launch) = (d.event_record?, d.stream_wait_event?, d.launch_ex?);
-    let (stream_there, [before, behind]) =
-        (limited.stream as Ptr, limited.events.map(|event| event as Ptr));
+    let (stream, narrow) = (stream as Ptr, narrow as Ptr);
     let config = LaunchConfig {
         grid: arguments.grid,
         block: arguments.block,
         shared_bytes: arguments.shared_bytes,
-        stream: stream_there,
+        stream: narrow,
         attributes: arguments.attributes,
         attribute_count: arguments.attribute_count,
     };
-    let is_there = lazy_return::is_in(slot, limited.stream);
-    if is_there {
-        planned.client.counters.sm_limited_stayed.fetch_add(1, Relaxed);
-    } else {
-        lazy_return::give(slot);
-    }
     // SAFETY: the program's stream and arguments; events and a stream of ours.
     unsafe {
-        let stream = stream as Ptr;
-        if !is_there
-            && (record(before, stream) != SUCCESS || wait(stream_there, before, 0) != SUCCESS)
-        {
+        if record(before as Ptr, stream) != SUCCESS || wait(narrow, before as Ptr, 0) != SUCCESS {
             return None;
         }
         let result = launch(&config, arguments.function, arguments.params, arguments.extra);
@@ -307,18 +284,13 @@ pub(crate) fn launch(
             kernels::refuse_sm_limit(kernel);
             return None;
         }
-        let mut result = record(behind, stream_there);
-        if result == SUCCESS && !is_lazy {
-            result = wait(stream, behind, 0);
+        let mut result = record(behind as Ptr, narrow);
+        if result == SUCCESS {
+            result = wait(stream, behind as Ptr, 0);
         }
         if result != SUCCESS {
             // The context is lost: what was launched is, too.
             return Some(result);
-        }
-        if is_lazy {
-            let context = CONTEXT.load(Acquire);
-            let away = Away { slot, stream: stream as usize, context };
-            lazy_return::owe(away, limited.stream, behind as usize, number);
         }
     }
     SM_LIMITED.with(|all| {
@@ -343,16 +315,14 @@ pub fn give_up(context: usize) {
         return;
     }
     CONTEXT.store(0, Release);
-    lazy_return::forget(context);
     let contexts = POOL.with(|pool| std::mem::take(&mut pool.contexts));
     let d = driver();
     for green_context in contexts {
-        for limited in green_context.streams.iter().flatten() {
+        for (_, stream) in green_context.streams.iter().flatten() {
             if let Some(destroy) = d.stream_destroy {
                 // SAFETY: a stream of ours; what is in it goes on.
-                d.relaxed(|| unsafe { destroy(limited.stream as Ptr) });
+                d.relaxed(|| unsafe { destroy(*stream as Ptr) });
             }
-            destroy_events(limited.events);
         }
         if let Some(destroy) = d.green_destroy {
             // SAFETY: a green context of ours, in which nothing is launched any more.
@@ -368,8 +338,10 @@ pub fn forget_context(gone: usize) {
         MAKE_IN.store(0, SeqCst);
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);
-        lazy_return::forget(gone);
-        POOL.with(|pool| pool.contexts.clear());
+        POOL.with(|pool| {
+            pool.contexts.clear();
+            pool.events.clear();
+        });
     }
 }
 
@@ -381,6 +353,5 @@ pub fn reset() {
     }
     ALIVE.reset();
     SM_LIMITED.reset(VecDeque::new());
-    POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new() });
-    lazy_return::reset();
+    POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 }

@@ -20,8 +20,6 @@ static FAST_PATH_BLOCKERS: AtomicU32 = AtomicU32::new(0);
 const NESTING: u32 = 1 << 31;
 /// The shim loads code, or a thread makes a launch in parts: launches take the slow path, which stands aside meanwhile.
 const CLOSED: [u32; 2] = [1 << 30, 1 << 29];
-/// Launches may have to have their streams [return](crate::returns) first.
-const RETURNS: u32 = 1 << 28;
 /// Captures remembered by stream; more than these are never believed to end.
 const CAPTURES_MAX: usize = 64;
 /// Streams under capture; written under the guard.
@@ -29,7 +27,7 @@ static STREAMS: [AtomicUsize; CAPTURES_MAX] = [const { AtomicUsize::new(0) }; CA
 
 /// Whether any stream of the process is capturing.
 pub fn is_active() -> bool {
-    FAST_PATH_BLOCKERS.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1] | RETURNS) != 0
+    FAST_PATH_BLOCKERS.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1]) != 0
 }
 
 /// Whether launches may take the fast path.
@@ -41,11 +39,6 @@ pub fn allows_fast_path() -> bool {
 /// Another interposer stands before the driver: no fast path from now on.
 pub fn set_nesting() {
     FAST_PATH_BLOCKERS.fetch_or(NESTING, SeqCst);
-}
-
-/// Streams may put off returns: no fast path from now on.
-pub fn set_returns() {
-    FAST_PATH_BLOCKERS.fetch_or(RETURNS, SeqCst);
 }
 
 /// Close the fast path for one of two reasons, or open it again.

@@ -12,7 +12,7 @@
 
 use crate::greens::{GREENS, Green};
 use crate::slots;
-use crate::{asking, completion, linger, names, returns, slot_life, state, streams};
+use crate::{asking, completion, linger, names, slot_life, state, streams};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
@@ -200,7 +200,6 @@ fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
         release()
     } else {
         // Else the references of the shim's green contexts would keep it.
-        returns::before_end(context);
         sm_limit::give_up(context);
         let mut is_done = false;
         destroying(context, || {
@@ -231,7 +230,6 @@ pub unsafe fn primary_reset(
     };
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
-            returns::before_end(context);
             sm_limit::give_up(context);
             let greens = GREENS.with(|all| {
                 let on_it = all.values().filter(|green| green.device == device);

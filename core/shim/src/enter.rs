@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::state::{self, Epoch};
-use crate::{capture, completion, linger, log, tools};
+use crate::{completion, linger, log, tools};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -49,9 +49,6 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
     );
     completion::forget_samples();
     tally_preempt::configure(&welcome.rewrite, &welcome.sharing);
-    if tally_preempt::settings::returns_lazily() {
-        capture::set_returns();
-    }
     tools::look();
     linger::configure(client, welcome.high_priority, &welcome.sharing);
     state::enter(Epoch {

@@ -145,10 +145,10 @@ entry_points! {
     cuMemcpy2DUnaligned_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpy3D_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpy3D_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpyPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuMemcpyPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
-    cuMemcpy3DPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuMemcpy3DPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
+    cuMemcpyPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuMemcpyPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuMemcpy3DPeer(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuMemcpy3DPeer_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemsetD8_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemsetD8_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemsetD16_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -163,8 +163,8 @@ entry_points! {
     cuMemsetD2D32_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpyAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpyPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuMemcpyPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
+    cuMemcpyPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuMemcpyPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpyHtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyHtoDAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpyDtoDAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -177,8 +177,8 @@ entry_points! {
     cuMemcpy2DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpy3DAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpy3DAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
-    cuMemcpy3DPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuMemcpy3DPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues_widely;
+    cuMemcpy3DPeerAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuMemcpy3DPeerAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpyWithAttributesAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyWithAttributesAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
     cuMemcpy3DWithAttributesAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
@@ -237,10 +237,10 @@ entry_points! {
     cuMemDiscardAndPrefetchBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
     cuMemcpyBatchAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::enqueues_batch;
     cuMemcpyBatchAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
-    cuCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuGreenCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
-    cuGreenCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues_widely;
+    cuCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuGreenCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuGreenCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::enqueues_batch;
     cuMemcpyBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
 

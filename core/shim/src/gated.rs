@@ -20,7 +20,7 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{link, quiesce, returns, tools, units};
+use crate::{link, quiesce, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -31,7 +31,7 @@ use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
-use tally_preempt::{lazy_return, prepare, settings};
+use tally_preempt::{prepare, settings};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
 const LOOKS_PER_POLL: u32 = 4;
@@ -60,7 +60,6 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let slot = &SLOTS[index & 63];
     let Some(held) = slot.turn.enter() else {
         // In a signal handler, while this very thread waits with a launch into the same stream.
-        returns::stream(call.stream, call.per_thread);
         return launch::issue_counted(client, index, call);
     };
     completion::refresh(client, index, slot);
@@ -75,7 +74,6 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             held.goes_on();
             let _held = (index != OVERFLOW).then_some(held);
             slots::ran_ahead(index);
-            lazy_return::give(index);
             return quiesce::while_open(|| launch::issue_counted(client, index, call));
         }
         Way::Unscheduled => {
@@ -92,10 +90,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     // While the shim loads code nothing may be launched that this could wait for.
     let result = quiesce::while_open(|| match (answer, shape) {
         (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
-        _ => {
-            lazy_return::give(index);
-            launch::issue_counted(client, index, call)
-        }
+        _ => launch::issue_counted(client, index, call),
     });
     launch.finish(sample);
     result
@@ -112,9 +107,6 @@ impl Gated<'_> {
             Answer::SmLimited(_) => CAN_LIMIT,
             Answer::Whole => 0,
         };
-        if shape.flags & offered == 0 || offered != CAN_LIMIT {
-            lazy_return::give(index);
-        }
         if shape.flags & offered == 0 {
             // Asked for so that it can be had later; the core counts this one as whole.
             let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
@@ -143,7 +135,6 @@ impl Gated<'_> {
         let real = || {
             tally_preempt::launch(&planned, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
-                lazy_return::give(index);
                 (call.real)()
             })
         };
@@ -323,8 +314,7 @@ impl Gated<'_> {
         let seen = slot.word.snapshot();
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
-        let stream = lazy_return::place_of(index, number)
-            .unwrap_or_else(|| slots::explicit(call.stream, call.per_thread));
+        let stream = slots::explicit(call.stream, call.per_thread);
         completion::track_launch(index, slot, stream, number, sample);
     }
 }

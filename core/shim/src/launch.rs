@@ -6,8 +6,7 @@
 
 use crate::activity;
 use crate::{
-    attach, capture, exec_nodes, gated, link, names, quiesce, returns, slot_life, slots, state,
-    units,
+    attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state, units,
 };
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
@@ -125,7 +124,6 @@ pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuR
 #[inline(never)]
 fn slow<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
     if state::mode() == state::MODE_OFF {
-        returns::stream(stream, per_thread);
         return launch.real();
     }
     let call = Call {
@@ -146,10 +144,7 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     let client = match state::client() {
         Some(client) if !state::is_inside() => client,
-        _ => {
-            returns::stream(call.stream, call.per_thread);
-            return (call.real)();
-        }
+        _ => return (call.real)(),
     };
     if capture::is_active() && capture::is_capturing(slots::explicit(call.stream, call.per_thread))
     {
@@ -165,7 +160,6 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     if state::is_ungated() {
         slots::ran_ahead(slot);
-        returns::stream(call.stream, call.per_thread);
         let result = quiesce::while_open(|| issue_counted(client, slot, call));
         slot_life::mark_if_wanted(slot);
         result
@@ -413,7 +407,6 @@ pub unsafe fn cooperative_multi(
     flags: c_uint,
 ) -> CuResult {
     state::count(|c| &c.by_entry_point.cooperative);
-    returns::all();
     // SAFETY: the caller's arguments.
     unsafe { real(list, count, flags) }
 }

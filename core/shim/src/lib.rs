@@ -73,7 +73,6 @@ pub mod poller;
 pub mod preempt;
 pub mod quiesce;
 pub mod resolve;
-pub mod returns;
 pub mod sandbox;
 pub mod slot_life;
 pub mod slots;

@@ -6,11 +6,11 @@
 
 use crate::{
     asking, attach, capture, completion, enter, events, exec_nodes, poller, quiesce, resolve,
-    returns, slot_life, slots, state, streams, units,
+    slot_life, slots, state, streams, units,
 };
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
-use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
+use tally_preempt::cuda::{CuResult, Ptr, SUCCESS};
 use tally_preempt::graphs::{self, order};
 
 /// `cuInit`: meet the core first, because MPS reads its environment there.
@@ -89,7 +89,6 @@ pub unsafe fn stream_destroy(
         // SAFETY: the caller's arguments.
         return unsafe { real(stream) };
     };
-    returns::stream(stream, per_thread);
     let slot = slots::find(slots::key(stream, per_thread));
     if let Some(i) = slot {
         slot_life::mark_last(client, i, stream as usize);
@@ -179,8 +178,6 @@ fn capture_begins(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult
     if state::mode() == state::MODE_OFF {
         return real();
     }
-    returns::stream(stream, per_thread);
-    returns::legacy(driver().current_context());
     capture::begin(slots::explicit(stream, per_thread), real)
 }
 

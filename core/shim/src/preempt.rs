@@ -108,10 +108,6 @@ impl Host for Shim {
         streams::is_memory_attached()
     }
 
-    fn stands_alone(&self, slot: usize, stream: usize) -> bool {
-        streams::stands_alone(slot, stream)
-    }
-
     fn stream_identity(&self, stream: usize) -> usize {
         capture::identity(stream)
     }

@@ -21,7 +21,7 @@
 //! do not block launches and are passed through.
 
 use crate::slots::{self, LIVE};
-use crate::{asking, capture, returns, state, streams};
+use crate::{asking, capture, state, streams};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -199,7 +199,6 @@ pub fn waiting(call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() || state::is_inside() {
         return call();
     }
-    returns::settle();
     WAITS.fetch_add(1, SeqCst);
     let start = Instant::now();
     let nap = || {
@@ -303,7 +302,7 @@ fn is_idle(context: usize) -> bool {
             },
         )
     };
-    if !returns::are_done(context) || ask(STREAM_LEGACY, &|| true) != Some(true) {
+    if ask(STREAM_LEGACY, &|| true) != Some(true) {
         return false;
     }
     let created = non_blocking.into_iter().all(|stream| {
@@ -348,26 +347,6 @@ pub unsafe fn enqueues(
     streams::put(per_thread, &[a, b, c, d, e, f]);
     // SAFETY: the caller's arguments.
     while_open(|| unsafe { real(a, b, c, d, e, f) })
-}
-
-/// [`enqueues`] of what concerns more streams than those in the arguments.
-///
-/// # Safety
-/// As the driver's.
-#[allow(clippy::too_many_arguments)]
-pub unsafe fn enqueues_widely(
-    real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
-    per_thread: bool,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> CuResult {
-    returns::all();
-    // SAFETY: the caller's arguments.
-    unsafe { enqueues(real, per_thread, a, b, c, d, e, f) }
 }
 
 /// Calls that give memory back or load code: [`waiting`].

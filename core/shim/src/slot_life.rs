@@ -4,12 +4,12 @@ use crate::slots::{
     FREE, GONE, Key, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, TABLE, USED, bit, detach, find,
     green_of, has_attributes, in_use, inspect, release,
 };
-use crate::{activity, capture, completion, device, link, poller, quiesce, returns, state, units};
+use crate::{activity, capture, completion, device, link, poller, quiesce, state, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_preempt::cuda::{STREAM_LEGACY, STREAM_PER_THREAD, driver};
+use tally_preempt::cuda::{STREAM_PER_THREAD, driver};
 
 /// The slot of a stream; gives it one if it has none. [`OVERFLOW`] if none is free.
 pub fn find_or_give(key: Key) -> usize {
@@ -21,9 +21,6 @@ fn give(key: Key) -> usize {
     // Outside the lock: these call the driver.
     let (context, device, non_blocking) = inspect(key);
     device::report(device);
-    if non_blocking == 0 && key.stream != STREAM_LEGACY {
-        returns::legacy(context);
-    }
     let _held = TABLE.lock();
     if let Some(there) = find(key) {
         return there;

@@ -7,7 +7,7 @@
 //! queues, those of the shim's too (measured: `bench/gpu`, `streams`).
 
 use crate::handles::Handles;
-use crate::{greens, returns, slots, state};
+use crate::{greens, slots, state};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use tally_preempt::cuda::{
     CuResult, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver,
 };
-use tally_preempt::lazy_return;
 use tally_preempt::lock::Locked;
 
 /// Hardware queues of a process that does not say how many it wants.
@@ -70,10 +69,7 @@ thread_local! {
 #[inline]
 pub fn put(per_thread: bool, arguments: &[usize]) {
     if per_thread && !IS_PER_THREAD.replace(true) {
-        PER_THREAD.fetch_add(1, SeqCst);
-    }
-    if lazy_return::is_any() {
-        returns::before(arguments);
+        PER_THREAD.fetch_add(1, Relaxed);
     }
     if UNUSED_COUNT.load(Relaxed) != 0 {
         for argument in arguments.iter().filter(|a| UNUSED.get(**a).is_some()) {
@@ -150,20 +146,6 @@ pub fn may_have_blocking(context: usize) -> bool {
     let was_made =
         |all: &mut Created| all.is_more || all.blocking.iter().any(|s| s.context == context);
     slots::has_blocking(context, |_| false) || CREATED.with(was_made)
-}
-
-/// Whether no stream of the program waits for a slot's (an explicit handle), nor that for others, but by calls that name
-/// it.
-pub fn stands_alone(slot: usize, stream: usize) -> bool {
-    let slot = &slots::SLOTS[slot & 63];
-    match stream {
-        STREAM_PER_THREAD => false,
-        STREAM_LEGACY => {
-            // Threads' own streams are blocking ones.
-            PER_THREAD.load(SeqCst) == 0 && !may_have_blocking(slot.context.load(Relaxed))
-        }
-        _ => slot.non_blocking.load(Relaxed) != 0,
-    }
 }
 
 /// Those streams, to be asked by [`exists`] before each use. `None`: not all are known.
@@ -319,7 +301,6 @@ pub unsafe fn set_attribute(
     a: usize,
     b: usize,
 ) -> CuResult {
-    returns::stream(stream, per_thread);
     slots::attributes_set(stream, per_thread);
     // SAFETY: the caller's arguments.
     unsafe { real(stream, a, b) }
@@ -335,7 +316,6 @@ pub unsafe fn copy_attributes(
     stream: Ptr,
     a: usize,
 ) -> CuResult {
-    returns::stream(stream, per_thread);
     slots::attributes_set(stream, per_thread);
     // SAFETY: the caller's arguments.
     unsafe { real(stream, a) }
@@ -347,13 +327,12 @@ pub unsafe fn copy_attributes(
 /// As the driver's.
 pub unsafe fn attach_memory(
     real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
-    per_thread: bool,
+    _per_thread: bool,
     stream: Ptr,
     a: usize,
     b: usize,
     c: usize,
 ) -> CuResult {
-    returns::stream(stream, per_thread);
     ATTACHED.store(true, Relaxed);
     // SAFETY: the caller's arguments.
     unsafe { real(stream, a, b, c) }

@@ -17,7 +17,7 @@ use crate::activity::{self, Snapshot};
 use crate::events::{self, Position};
 use crate::linger::{self, Awaited as Lingers};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{capture, completion, link, quiesce, returns, slot_life, state, streams, units};
+use crate::{capture, completion, link, quiesce, slot_life, state, streams, units};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
@@ -171,7 +171,6 @@ pub unsafe fn stream(
     stream: Ptr,
 ) -> CuResult {
     quiesce::stand_aside();
-    returns::stream(stream, per_thread);
     let awaited = Awaited::of_stream(stream, per_thread);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
@@ -350,7 +349,6 @@ fn current_context() -> usize {
 /// As the driver's.
 pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: bool) -> CuResult {
     quiesce::stand_aside();
-    returns::settle();
     // SAFETY: no arguments.
     around(Covered::of_context(current_context(), false), || unsafe { real() })
 }
@@ -365,14 +363,12 @@ pub unsafe fn context_given(
     ctx: Ptr,
 ) -> CuResult {
     quiesce::stand_aside();
-    returns::settle();
     let context = if ctx.is_null() { current_context() } else { ctx as usize };
     // SAFETY: the caller's arguments.
     around(Covered::of_context(context, false), || unsafe { real(ctx) })
 }
 
 fn of_copy(per_thread: bool) -> Option<Covered> {
-    returns::stream(std::ptr::null_mut(), per_thread);
     if !per_thread {
         return Covered::of_context(current_context(), true);
     }

@@ -278,7 +278,6 @@ fn counters(r: &ClientRegion) -> Vec<&AtomicU64> {
         &c.refused_kernels,
         &c.lingered,
         &c.sliced_by_offset,
-        &c.sm_limited_stayed,
         &c.graph_nodes_transformed,
     ];
     c.by_entry_point.all().into_iter().chain(others).collect()

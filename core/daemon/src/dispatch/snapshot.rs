@@ -45,7 +45,6 @@ pub struct ShimCounts {
     pub refused_kernels: u64,
     pub lingered: u64,
     pub sliced_by_offset: u64,
-    pub sm_limited_stayed: u64,
     pub graph_nodes_transformed: u64,
     /// Median of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
@@ -181,7 +180,6 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         refused_kernels: word(&c.refused_kernels),
         lingered: word(&c.lingered),
         sliced_by_offset: word(&c.sliced_by_offset),
-        sm_limited_stayed: word(&c.sm_limited_stayed),
         graph_nodes_transformed: word(&c.graph_nodes_transformed),
         turnaround_p50_ns,
         turnaround_p99_ns,

@@ -86,9 +86,6 @@ impl Host for Fake {
     fn is_memory_attached(&self) -> bool {
         true
     }
-    fn stands_alone(&self, _: usize, _: usize) -> bool {
-        false
-    }
     fn stream_identity(&self, stream: usize) -> usize {
         stream
     }

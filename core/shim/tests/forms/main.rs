@@ -14,7 +14,6 @@ mod governor;
 mod graph_parts;
 mod graphs;
 mod kernels;
-mod lazy;
 mod lingering;
 mod loads;
 mod losses;
@@ -43,7 +42,6 @@ fn welcome() -> Welcome {
             rescue_ms: 5_000,
             cache_mib: 0,
             reserve_sms: Vec::new(),
-            lazy_return: false,
         },
         ..common::welcome()
     }

@@ -184,8 +184,7 @@ impl Plan {
         let gpu = usize::from(self.device == tally_harness::Device::Cuda);
         let widths = setup.reserve_sms[gpu];
         let vendor = if self.vendor { "vendor_libraries = true\n" } else { "" };
-        let lazy = setup.returns_lazily;
-        format!("{CORE}{vendor}[sm_limits]\nreserve_sms = {widths:?}\nlazy_return = {lazy}\n")
+        format!("{CORE}{vendor}[sm_limits]\nreserve_sms = {widths:?}\n")
     }
 }
 

@@ -55,12 +55,11 @@ pub struct Row {
 const BARE_TOO: &str = "bare too";
 
 /// Counts of `clients[].transformed` and of `clients[].decisions` that say what was done.
-const FORMS: [&str; 9] = [
+const FORMS: [&str; 8] = [
     "sliced",
     "sliced_by_offset",
     "preemptible",
     "sm_limited",
-    "sm_limited_stayed",
     "graph_chained",
     "yields",
     "launches_yielded",

@@ -24,8 +24,6 @@ pub struct Setup {
     pub sharing: Sharing,
     /// SMs that SM-limited launches may leave free: on the software device, and on a GPU.
     pub reserve_sms: [&'static [u32]; 2],
-    /// Streams return from there late (`sm_limits.lazy_return`).
-    pub returns_lazily: bool,
     /// SMs of the software device.
     pub sms: u32,
     /// The class of the programs. The other client is of the other one.
@@ -70,28 +68,12 @@ const fn setup(
     class: Class,
     tries: &'static [&'static str],
 ) -> Setup {
-    let returns_lazily = false;
-    Setup {
-        name,
-        policy,
-        is_test_policy,
-        policy_config,
-        sharing,
-        reserve_sms,
-        returns_lazily,
-        sms,
-        class,
-        tries,
-    }
-}
-
-const fn lazy(setup: Setup) -> Setup {
-    Setup { returns_lazily: true, ..setup }
+    Setup { name, policy, is_test_policy, policy_config, sharing, reserve_sms, sms, class, tries }
 }
 
 /// All of them. Those of the policy `random` give each launch any form on offer, of a random
 /// size, and hold launches at random; clients are asked to yield at random times.
-pub const ALL: [Setup; 14] = {
+pub const ALL: [Setup; 13] = {
     use Class::{BestEffort, High};
     use Sharing::{AtOnce, TimeSlice};
     const TALLY: (&str, bool) = ("tally-priority", false);
@@ -118,7 +100,6 @@ pub const ALL: [Setup; 14] = {
         setup("preemptible", RANDOM_FORMS, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort, PREEMPTED),
         setup("sliced", RANDOM_FORMS, SLICED, AtOnce, NO_WIDTH, 8, BestEffort, PARTS),
         setup("narrow", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort, LIMITED),
-        lazy(setup("narrow-lazy", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort, LIMITED)),
         setup("tally-high", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, High, NOTHING),
         setup("random-timeslice", RANDOM_FORMS, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort, FORMS),
         setup("fifo-timeslice", FIFO, "", TimeSlice, NO_WIDTH, 8, BestEffort, NOTHING),
