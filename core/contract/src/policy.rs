@@ -3,6 +3,7 @@
 pub use crate::kernel::KernelId;
 use crate::limits::{COMMANDS_MAX, WEIGHT_MAX};
 pub use crate::objective::Objective;
+use crate::objective::tpot_of_labels;
 use std::fmt;
 
 /// A client of this core; dense, never reused within one run.
@@ -175,10 +176,13 @@ impl ClientInfo {
 
     /// Of a high-priority client: its service before the first unit, with the objective that its labels say.
     pub fn service(&self) -> Option<ServiceView> {
-        let labels = self.labels.iter().map(|(key, value)| (&**key, &**value));
+        let labels = || self.labels.iter().map(|(key, value)| (&**key, &**value));
         let is_high = self.class == Class::High;
         // Labels that say it wrongly were logged when it registered.
-        is_high.then(|| ServiceView::new(Objective::of_labels(labels).unwrap_or(None)))
+        is_high.then(|| ServiceView {
+            tokens: tpot_of_labels(labels()).unwrap_or(None).map(TokensView::new),
+            ..ServiceView::new(Objective::of_labels(labels()).unwrap_or(None))
+        })
     }
 }
 
@@ -224,10 +228,43 @@ pub struct ServiceView {
     /// Median of the latest units; 0 if there are none.
     pub p50_ns: u64,
     pub p99_ns: u64,
+    /// Of a client with an objective for tokens.
+    pub tokens: Option<TokensView>,
+}
+
+/// How well an objective for tokens is kept; the contract's `tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokensView {
+    /// Longest time that a token may take, ns.
+    pub tpot_ns: u64,
+    /// Tokens that ended since the client has had an objective for them, and those of them that kept it.
+    pub count: u64,
+    pub within: u64,
+    /// Latest tokens, and those of them that kept the objective.
+    pub recent: u32,
+    pub recent_within: u32,
+    /// Median of the latest tokens; 0 if there are none.
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+impl TokensView {
+    /// Of a client without any token.
+    pub fn new(tpot_ns: u64) -> Self {
+        TokensView {
+            tpot_ns,
+            count: 0,
+            within: 0,
+            recent: 0,
+            recent_within: 0,
+            p50_ns: 0,
+            p99_ns: 0,
+        }
+    }
 }
 
 impl ServiceView {
-    /// Of a client without any unit.
+    /// Of a client without any unit, and without an objective for tokens.
     pub fn new(objective: Option<Objective>) -> Self {
         ServiceView {
             objective,
@@ -238,6 +275,7 @@ impl ServiceView {
             recent_within: 0,
             p50_ns: 0,
             p99_ns: 0,
+            tokens: None,
         }
     }
 

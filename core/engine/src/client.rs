@@ -197,6 +197,8 @@ pub(crate) struct Client {
     pub busy: bool,
     /// High priority only: its latest units of work.
     pub units: RecentUnits,
+    /// While it has an objective for tokens.
+    pub tokens: RecentUnits,
     /// Orders best-effort clients among themselves: the least served goes first.
     pub served_ns: u64,
     pub stats: ClientStats,
@@ -233,6 +235,7 @@ impl Client {
             left_to_rule: 0,
             busy: false,
             units: if ungated { RecentUnits::new() } else { RecentUnits::default() },
+            tokens: RecentUnits::default(),
             served_ns,
             stats: ClientStats::default(),
         }

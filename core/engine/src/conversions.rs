@@ -119,6 +119,15 @@ macro_rules! contract_conversions {
                 slo_ns: o.slo_ns,
                 percentile: o.percentile,
             };
+            let tokens = |tokens: $crate::policy::TokensView| $t::Tokens {
+                tpot_ns: tokens.tpot_ns,
+                count: tokens.count,
+                within: tokens.within,
+                recent: tokens.recent,
+                recent_within: tokens.recent_within,
+                p50_ns: tokens.p50_ns,
+                p99_ns: tokens.p99_ns,
+            };
             $t::Service {
                 objective: view.objective.map(objective),
                 open_since_ns: view.open_since_ns,
@@ -128,6 +137,7 @@ macro_rules! contract_conversions {
                 recent_within: view.recent_within,
                 p50_ns: view.p50_ns,
                 p99_ns: view.p99_ns,
+                tokens: view.tokens.map(tokens),
             }
         }
 

@@ -1,6 +1,6 @@
-//! A high-priority client's latest units of work.
+//! A high-priority client's latest units of work, or tokens.
 
-use crate::policy::{Objective, ServiceView};
+use crate::policy::{ServiceView, TokensView};
 use tally_contract::limits::RECENT_UNITS;
 
 /// Times of the latest [`RECENT_UNITS`] units, so that their quantiles cost a look-up.
@@ -47,11 +47,22 @@ impl RecentUnits {
         self.sorted_ns.get(rank.max(1) - 1).copied().unwrap_or(0)
     }
 
+    fn within(&self, limit_ns: u64) -> u32 {
+        self.sorted_ns.partition_point(|ns| *ns <= limit_ns) as u32
+    }
+
     /// Write the figures of the latest units into a view.
     pub fn show(&self, view: &mut ServiceView) {
         view.recent = self.sorted_ns.len() as u32;
-        let within = |o: Objective| self.sorted_ns.partition_point(|ns| *ns <= o.slo_ns) as u32;
-        view.recent_within = view.objective.map_or(0, within);
+        view.recent_within = view.objective.map_or(0, |objective| self.within(objective.slo_ns));
+        view.p50_ns = self.quantile_ns(0.5);
+        view.p99_ns = self.quantile_ns(0.99);
+    }
+
+    /// The same, of tokens.
+    pub fn show_tokens(&self, view: &mut TokensView) {
+        view.recent = self.sorted_ns.len() as u32;
+        view.recent_within = self.within(view.tpot_ns);
         view.p50_ns = self.quantile_ns(0.5);
         view.p99_ns = self.quantile_ns(0.99);
     }
@@ -60,6 +71,7 @@ impl RecentUnits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Objective;
 
     #[test]
     fn quantiles_are_those_of_the_latest() {

@@ -58,6 +58,7 @@ fn units_are_told_and_counted_against_the_objective() {
         recent_within: 2,
         p50_ns: 900,
         p99_ns: 1_050,
+        tokens: None,
     };
     assert_eq!(service(&e), expected);
 
@@ -70,6 +71,42 @@ fn units_are_told_and_counted_against_the_objective() {
     assert_eq!(last, Some(began));
     e.units_ended(9_400, HIGH, ended(1, 100), &mut out);
     assert_eq!((service(&e).units, service(&e).units_within), (4, 2));
+}
+
+#[test]
+fn tokens_are_counted_against_their_objective() {
+    let (mut e, seen, mut out) = engine();
+    e.tokens_ended(HIGH, 1, 5);
+    assert_eq!(service(&e).tokens, None, "no objective");
+    assert!(e.set_token_objective(HIGH, Some(100)) && !e.set_token_objective(LOW, Some(100)));
+    assert_eq!(service(&e).tokens, Some(TokensView::new(100)));
+    e.tokens_ended(HIGH, 3, 80);
+    e.tokens_ended(HIGH, 1, 101);
+    let expected = TokensView {
+        tpot_ns: 100,
+        count: 4,
+        within: 3,
+        recent: 4,
+        recent_within: 3,
+        p50_ns: 80,
+        p99_ns: 101,
+    };
+    assert_eq!(service(&e).tokens, Some(expected));
+    // Units are other things, and no event tells of tokens.
+    e.units_ended(2_000, HIGH, ended(1, 300), &mut out);
+    assert_eq!((service(&e).units, service(&e).tokens), (1, Some(expected)));
+    assert_eq!(seen.lock().unwrap().events.len(), 1);
+    e.forget_units(HIGH);
+    assert_eq!(service(&e).tokens, Some(expected));
+
+    // With another objective what is recent begins anew.
+    e.set_token_objective(HIGH, Some(200));
+    let kept = TokensView { count: 4, within: 3, ..TokensView::new(200) };
+    assert_eq!(service(&e).tokens, Some(kept));
+    e.forget_tokens(HIGH);
+    assert_eq!(service(&e).tokens, Some(TokensView::new(200)));
+    e.set_token_objective(HIGH, None);
+    assert_eq!(service(&e).tokens, None);
 }
 
 #[test]
@@ -88,12 +125,13 @@ fn only_high_priority_clients_have_units() {
 fn labels_give_an_objective_from_the_start() {
     let (mut e, _, mut out) = engine();
     let mut labelled = info(7, Class::High);
-    labelled.labels = [("slo", "2ms"), ("slo-percentile", "90")]
+    labelled.labels = [("slo", "2ms"), ("slo-percentile", "90"), ("tpot", "8ms")]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into();
     e.client_joined(1, labelled, 0, &mut out);
-    let objective = e.world().clients[&7].service.unwrap().objective;
-    assert_eq!(objective, Some(Objective { slo_ns: 2_000_000, percentile: 90.0 }));
+    let service = e.world().clients[&7].service.unwrap();
+    assert_eq!(service.objective, Some(Objective { slo_ns: 2_000_000, percentile: 90.0 }));
+    assert_eq!(service.tokens, Some(TokensView::new(8_000_000)));
 }
 
 #[test]

@@ -7,8 +7,8 @@ use sha2::{Digest, Sha256};
 use tally_contract::limits::COMMANDS_MAX;
 use tally_engine::policy::{
     Answer, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
-    HOLD_UNTIL_CHANGE, Objective, Policy, ServiceView, SharingMode, Subscriptions, Usage,
-    launch_state,
+    HOLD_UNTIL_CHANGE, Objective, Policy, ServiceView, SharingMode, Subscriptions, TokensView,
+    Usage, launch_state,
 };
 use tally_engine::profile::KernelKey;
 use tally_wasm_host::{FaultCounts, Limits};
@@ -185,9 +185,22 @@ fn services_can_be_read_and_units_arrive() {
         recent_within: 8,
         p50_ns: 9,
         p99_ns: 2,
+        tokens: None,
     });
     bench.context.world.clients.insert(1, view.clone());
     assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(298_765_040_953)));
+    let tokens = TokensView {
+        tpot_ns: 7,
+        count: 6,
+        within: 5,
+        recent: 4,
+        recent_within: 3,
+        p50_ns: 2,
+        p99_ns: 1,
+    };
+    view.service.as_mut().unwrap().tokens = Some(tokens);
+    bench.context.world.clients.insert(1, view.clone());
+    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(1_234_567_298_765_040_953)));
 
     let now_ns = launch(kernel::UNITS).now_ns;
     let service = view.service.as_mut().unwrap();

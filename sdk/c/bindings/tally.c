@@ -181,8 +181,14 @@ void tally_policy_services_option_objective_free(tally_policy_services_option_ob
   }
 }
 
+void tally_policy_services_option_tokens_free(tally_policy_services_option_tokens_t *ptr) {
+  if (ptr->is_some) {
+  }
+}
+
 void tally_policy_services_service_free(tally_policy_services_service_t *ptr) {
   tally_policy_services_option_objective_free(&ptr->objective);
+  tally_policy_services_option_tokens_free(&ptr->tokens);
 }
 
 void tally_policy_services_option_service_free(tally_policy_services_option_service_t *ptr) {
@@ -400,17 +406,17 @@ bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_pol
 
 bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_policy_services_service_t *ret) {
   __attribute__((__aligned__(8)))
-  uint8_t ret_area[80];
+  uint8_t ret_area[136];
   uint8_t *ptr = (uint8_t *) &ret_area;
   __wasm_import_tally_policy_services_get((int32_t) (client), ptr);
-  tally_policy_services_option_service_t option0;
+  tally_policy_services_option_service_t option1;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
-      option0.is_some = false;
+      option1.is_some = false;
       break;
     }
     case 1: {
-      option0.is_some = true;
+      option1.is_some = true;
       tally_policy_services_option_objective_t option;
       switch ((int32_t) *((uint8_t*) (ptr + 8))) {
         case 0: {
@@ -426,8 +432,28 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
           break;
         }
       }
+      tally_policy_services_option_tokens_t option0;
+      switch ((int32_t) *((uint8_t*) (ptr + 80))) {
+        case 0: {
+          option0.is_some = false;
+          break;
+        }
+        case 1: {
+          option0.is_some = true;
+          option0.val = (tally_policy_services_tokens_t) {
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 88))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 96))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 104))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 112))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 116))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 120))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 128))),
+          };
+          break;
+        }
+      }
 
-      option0.val = (tally_policy_services_service_t) {
+      option1.val = (tally_policy_services_service_t) {
         (tally_policy_services_option_objective_t) option,
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 32))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
@@ -436,12 +462,13 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
         (uint32_t) (uint32_t) (*((int32_t*) (ptr + 60))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 64))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 72))),
+        (tally_policy_services_option_tokens_t) option0,
       };
       break;
     }
   }
-  *ret = option0.val;
-  return option0.is_some;
+  *ret = option1.val;
+  return option1.is_some;
 }
 
 int64_t tally_policy_services_slack_ns(uint64_t now_ns) {

@@ -139,10 +139,32 @@ typedef struct tally_policy_services_objective_t {
   double   percentile;
 } tally_policy_services_objective_t;
 
+// Tokens of a client: what its program marks as one, else its launches of CUDA graphs, which share their unit's time.
+typedef struct tally_policy_services_tokens_t {
+  // Longest time that a token may take: the label `tpot`, or what an operator set since.
+  uint64_t   tpot_ns;
+  // Tokens that ended since the client has had an objective for them.
+  uint64_t   count;
+  // Those of them that kept the objective of their time.
+  uint64_t   within;
+  // Latest tokens, at most RECENT-UNITS. They begin anew with another objective.
+  uint32_t   recent;
+  uint32_t   recent_within;
+  // Median of the latest tokens, or UNKNOWN.
+  uint64_t   p50_ns;
+  // Their 99th percentile, or UNKNOWN.
+  uint64_t   p99_ns;
+} tally_policy_services_tokens_t;
+
 typedef struct {
   bool is_some;
   tally_policy_services_objective_t val;
 } tally_policy_services_option_objective_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_services_tokens_t val;
+} tally_policy_services_option_tokens_t;
 
 typedef struct tally_policy_services_service_t {
   tally_policy_services_option_objective_t   objective;
@@ -158,6 +180,8 @@ typedef struct tally_policy_services_service_t {
   // Median of the latest units, or UNKNOWN.
   uint64_t   p50_ns;
   uint64_t   p99_ns;
+  // `none` without an objective for tokens.
+  tally_policy_services_option_tokens_t   tokens;
 } tally_policy_services_service_t;
 
 typedef struct {
@@ -459,6 +483,8 @@ void tally_policy_clients_list_client_state_free(tally_policy_clients_list_clien
 void tally_policy_clients_option_client_state_free(tally_policy_clients_option_client_state_t *ptr);
 
 void tally_policy_services_option_objective_free(tally_policy_services_option_objective_t *ptr);
+
+void tally_policy_services_option_tokens_free(tally_policy_services_option_tokens_t *ptr);
 
 void tally_policy_services_service_free(tally_policy_services_service_t *ptr);
 

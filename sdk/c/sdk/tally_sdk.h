@@ -36,7 +36,7 @@ typedef exports_tally_policy_scheduler_answer_t tally_answer;
 #define TALLY_WINDOW_OPEN UINT64_MAX
 /* The slack while no client with an objective has a unit open. */
 #define TALLY_NO_UNIT_OPEN INT64_MAX
-/* Units of work behind a service's `recent`, `p50_ns` and `p99_ns`. */
+/* Units of work, or tokens, behind a service's `recent`, `p50_ns` and `p99_ns`. */
 #define TALLY_RECENT_UNITS 256
 /* Launches behind a `median_ns` and a `p99_ns`. */
 #define TALLY_RECENT_SAMPLES 32

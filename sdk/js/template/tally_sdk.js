@@ -26,7 +26,7 @@ export const NEVER = 2 ** 64;
 export const HOLD_UNTIL_CHANGE = 2 ** 53 - 1;
 // The slack while no client with an objective has a unit open.
 export const NO_UNIT_OPEN = 2 ** 63;
-// Units of work behind a service's `recent`, `p50Ns` and `p99Ns`.
+// Units of work, or tokens, behind a service's `recent`, `p50Ns` and `p99Ns`.
 export const RECENT_UNITS = 256;
 // Launches behind a `medianNs` and a `p99Ns`.
 export const RECENT_SAMPLES = 32;

@@ -80,7 +80,7 @@ pub use bindings::tally::policy::kernels::{
     FormProfile, KernelProfile, Transformation, TransformedForms,
 };
 pub use bindings::tally::policy::log::Level;
-pub use bindings::tally::policy::services::{Objective, Service};
+pub use bindings::tally::policy::services::{Objective, Service, Tokens};
 pub use bindings::tally::policy::sharing::SharingMode;
 pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, PriorityClass};
 pub use bucket::TokenBucket;
@@ -104,7 +104,7 @@ pub const WINDOW_OPEN: u64 = u64::MAX;
 pub const NO_REASON: u8 = 0;
 /// Launches behind a `median_ns` and a `p99_ns`.
 pub const RECENT_SAMPLES: usize = 32;
-/// Units of work behind a [`Service`]'s `recent`, `p50_ns` and `p99_ns`.
+/// Units of work, or tokens, behind a [`Service`]'s `recent`, `p50_ns` and `p99_ns`.
 pub const RECENT_UNITS: usize = 256;
 /// [`host::slack_ns`] while no client with an objective has a unit open.
 pub const NO_UNIT_OPEN: i64 = i64::MAX;

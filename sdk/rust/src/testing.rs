@@ -10,7 +10,9 @@
 
 use crate::{Client, ClientId, ClientIdentity, ClientState, FormsOffered, KernelId, KernelName};
 use crate::{KernelProfile, Launch, LaunchState, Level, NEVER, NO_UNIT_OPEN, Objective, Policy};
-use crate::{PriorityClass, SAVED_BYTES_MAX, Service, SharingMode, Stateful, Transformation};
+use crate::{
+    PriorityClass, SAVED_BYTES_MAX, Service, SharingMode, Stateful, Tokens, Transformation,
+};
 use std::cell::RefCell;
 
 /// A best-effort launch on a GPU that no high-priority client has ever used, of
@@ -67,7 +69,13 @@ pub fn service(slo_ns: Option<u64>) -> Service {
         recent_within: 0,
         p50_ns: 0,
         p99_ns: 0,
+        tokens: None,
     }
+}
+
+/// Its objective for tokens, which it has served none of: `Service { tokens: Some(tokens(8_000_000)), ..service(None) }`.
+pub fn tokens(tpot_ns: u64) -> Tokens {
+    Tokens { tpot_ns, count: 0, within: 0, recent: 0, recent_within: 0, p50_ns: 0, p99_ns: 0 }
 }
 
 /// A kernel of so many blocks of 256 threads, never measured. Change what a test is

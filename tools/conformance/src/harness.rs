@@ -9,8 +9,8 @@ use tally_contract::limits::TIMERS_MAX;
 use tally_contract::objective::{SLO_NS, SLO_PERCENTILE_DEFAULT};
 use tally_engine::policy::{
     Answer, Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault,
-    Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, Usage, forms_offered,
-    launch_state,
+    Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, ServiceView, TokensView, Usage,
+    forms_offered, launch_state,
 };
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_wasm_host::Saved;
@@ -239,6 +239,7 @@ impl Harness {
         service.open_since_ns = NEVER;
         service.units += 1;
         (service.recent, service.p50_ns, service.p99_ns) = (1, took_ns, took_ns);
+        service.tokens = after_unit(service, took_ns);
         self.tell(&Event::UnitsEnded { client, units: 1, took_ns })
     }
 
@@ -486,6 +487,22 @@ fn offered(launch: &Launch, decision: Decision) -> bool {
         Form::Preemptible => any(forms_offered::PREEMPTIBLE | forms_offered::PREPARABLE),
         Form::SmLimited => any(forms_offered::SM_LIMITED),
     }
+}
+
+/// A service's tokens after a unit of four of them. Without an objective for tokens after every fourth unit.
+fn after_unit(service: &ServiceView, took_ns: u64) -> Option<TokensView> {
+    let before = service.tokens.unwrap_or(TokensView::new(SLO_NS[0]));
+    let token_ns = took_ns / 4;
+    let within = if token_ns <= before.tpot_ns { 4 } else { 0 };
+    (!service.units.is_multiple_of(4)).then_some(TokensView {
+        count: before.count + 4,
+        within: before.within + u64::from(within),
+        recent: 4,
+        recent_within: within,
+        p50_ns: token_ns,
+        p99_ns: token_ns,
+        ..before
+    })
 }
 
 /// Kernel `n`: measured or not, short or long, transformed or not.

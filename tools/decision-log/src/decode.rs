@@ -4,9 +4,10 @@
 use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
 use std::sync::{Mutex, PoisonError};
 use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX};
+use tally_contract::objective::tpot_ns;
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    Objective, ServiceView, SharingMode, Subscriptions, Usage,
+    Objective, ServiceView, SharingMode, Subscriptions, TokensView, Usage,
 };
 use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
@@ -271,6 +272,20 @@ impl<'a> Bytes<'a> {
             open_since_ns: self.u64()?,
             units: self.u64()?,
             units_within: self.u64()?,
+            recent: self.u32()?,
+            recent_within: self.u32()?,
+            p50_ns: self.u64()?,
+            p99_ns: self.u64()?,
+            tokens: if self.flag()? { Some(self.tokens()?) } else { None },
+        })
+    }
+
+    fn tokens(&mut self) -> Result<TokensView> {
+        let tpot_ns = tpot_ns(self.u64()? as f64);
+        Ok(TokensView {
+            tpot_ns: tpot_ns.map_err(|_| Malformed("an objective is out of range"))?,
+            count: self.u64()?,
+            within: self.u64()?,
             recent: self.u32()?,
             recent_within: self.u32()?,
             p50_ns: self.u64()?,

@@ -10,7 +10,7 @@ use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    Objective, ServiceView, SharingMode, Subscriptions, Usage,
+    Objective, ServiceView, SharingMode, Subscriptions, TokensView, Usage,
 };
 use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
 
@@ -178,8 +178,20 @@ fn usage() -> impl Strategy<Value = Usage> {
 fn service() -> impl Strategy<Value = ServiceView> {
     let objective = (SLO_NS[0]..=SLO_NS[1], 50.0..99.99)
         .prop_map(|(slo_ns, percentile)| Objective { slo_ns, percentile });
-    (prop::option::of(objective), any::<[u64; 5]>(), any::<[u32; 2]>()).prop_map(
-        |(objective, n, [recent, recent_within])| ServiceView {
+    let tokens = (SLO_NS[0]..=SLO_NS[1], any::<[u64; 4]>(), any::<[u32; 2]>()).prop_map(
+        |(tpot_ns, n, [recent, recent_within])| TokensView {
+            tpot_ns,
+            count: n[0],
+            within: n[1],
+            recent,
+            recent_within,
+            p50_ns: n[2],
+            p99_ns: n[3],
+        },
+    );
+    let numbers = (any::<[u64; 5]>(), any::<[u32; 2]>());
+    (prop::option::of(objective), prop::option::of(tokens), numbers).prop_map(
+        |(objective, tokens, (n, [recent, recent_within]))| ServiceView {
             objective,
             open_since_ns: n[0],
             units: n[1],
@@ -188,6 +200,7 @@ fn service() -> impl Strategy<Value = ServiceView> {
             recent_within,
             p50_ns: n[3],
             p99_ns: n[4],
+            tokens,
         },
     )
 }

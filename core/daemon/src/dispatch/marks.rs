@@ -5,6 +5,7 @@
 //! end before its begin, or in the future, is counted as wrong and ignored; a unit is no longer than the client has been
 //! registered. So a lie changes the figures of its teller only.
 
+use super::Engine;
 use super::service::{SIGNIFICANT_DIGITS, STRETCH_NS, TIMES_NS};
 use hdrhistogram::Histogram;
 use std::sync::atomic::AtomicU64;
@@ -12,6 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ab::Sample;
 use tally_ab::sample::{Carried, Requests};
 use tally_contract::limits::{OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX};
+use tally_engine::policy::ClientId;
 use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What};
 
 /// How far in the future an end may be, ns: a pass has one time, and units end while it lasts.
@@ -158,6 +160,10 @@ pub struct Marks {
     /// Longest time that a token may take, ns. With it, graph launches are tokens unless the client marks tokens.
     tpot_ns: Option<u64>,
     has_tokens: bool,
+    /// The first marked token was seen in the last pass.
+    is_first_token: bool,
+    /// Tokens that ended in the last pass, while they have an objective: what each took, ns, and how many.
+    tokens_ended: Vec<(u64, u32)>,
     tokens: Option<Box<Times>>,
     prefills: Option<Box<Times>>,
     /// The client's count of dropped units when it registered, and how far it has been above that.
@@ -188,6 +194,8 @@ impl Marks {
             is_first: false,
             tpot_ns: None,
             has_tokens: false,
+            is_first_token: false,
+            tokens_ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
             tokens: None,
             prefills: None,
             dropped_before: from.dropped.load(Relaxed),
@@ -200,7 +208,8 @@ impl Marks {
     /// Takes what ended since the last pass, as much as one pass may. True if there is more.
     pub fn read(&mut self, now_ns: u64, from: &theirs::Marks, read: &AtomicU64) -> bool {
         self.ended.clear();
-        (self.is_sampled, self.is_first) = (false, false);
+        self.tokens_ended.clear();
+        (self.is_sampled, self.is_first, self.is_first_token) = (false, false, false);
         let had_requests = self.has_requests;
         let changes = from.changes.load(Acquire);
         if changes != self.changes {
@@ -302,6 +311,11 @@ impl Marks {
                     // Of the same tokens, or before them.
                     self.tokens = None;
                     self.set_tpot(now_ns, self.tpot_ns);
+                    self.is_first_token = true;
+                    self.tokens_ended.clear();
+                }
+                if self.tpot_ns.is_some() {
+                    self.tokens_ended.push((unit.ns, 1));
                 }
                 &mut self.tokens
             }
@@ -321,6 +335,17 @@ impl Marks {
         let ns = stated.ended_ns.saturating_sub(from_ns) / u64::from(graphs.count);
         let times = self.tokens.get_or_insert_with(|| Times::new(now_ns));
         times.record(now_ns, ns, graphs.count.into());
+        self.tokens_ended.push((ns, graphs.count.into()));
+    }
+
+    /// Tell the engine of the tokens that ended in the last pass.
+    pub fn tell_tokens(&self, client: ClientId, engine: &mut Engine) {
+        if self.is_first_token {
+            engine.forget_tokens(client);
+        }
+        for &(took_ns, tokens) in &self.tokens_ended {
+            engine.tokens_ended(client, tokens, took_ns);
+        }
     }
 
     /// Another longest time of a token, or none. What is recent of tokens begins anew.

@@ -403,6 +403,7 @@ impl Dispatch {
         };
         if marks.tpot_ns() != tpot_ns {
             marks.set_tpot(now, tpot_ns);
+            self.engine.set_token_objective(id, tpot_ns);
         }
         if service.objective() == objective {
             return true;

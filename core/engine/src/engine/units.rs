@@ -1,7 +1,9 @@
 //! Units of work of high-priority clients: what a caller saw of them, for the policy.
 
 use super::{Action, Engine};
-use crate::policy::{ClientId, Event, NEVER, Objective, Policy, ServiceView, Subscriptions};
+use crate::policy::{
+    ClientId, Event, NEVER, Objective, Policy, ServiceView, Subscriptions, TokensView,
+};
 
 /// Units that ended since the caller last looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +25,42 @@ impl<P: Policy> Engine<P> {
         true
     }
 
+    /// A client's longest time of a token from now on, ns, or none. Its latest tokens begin anew. False for a client that
+    /// has no units.
+    pub fn set_token_objective(&mut self, client: ClientId, tpot_ns: Option<u64>) -> bool {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return false };
+        c.tokens.clear();
+        view.tokens = tpot_ns.map(|tpot_ns| {
+            let before = view.tokens.unwrap_or(TokensView::new(tpot_ns));
+            TokensView { count: before.count, within: before.within, ..TokensView::new(tpot_ns) }
+        });
+        true
+    }
+
+    /// What was counted of a client's tokens does not tell of those to come.
+    pub fn forget_tokens(&mut self, client: ClientId) {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        let tokens = view.and_then(|view| view.tokens.as_mut());
+        if let (Some(tokens), Some(c)) = (tokens, self.clients.get_mut(&client)) {
+            c.tokens.clear();
+            *tokens = TokensView::new(tokens.tpot_ns);
+        }
+    }
+
+    /// So many tokens of a client ended that took so long each. Only a client with an objective for tokens has any.
+    pub fn tokens_ended(&mut self, client: ClientId, tokens: u32, took_ns: u64) {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        let Some(view) = view.and_then(|view| view.tokens.as_mut()) else { return };
+        let Some(c) = self.clients.get_mut(&client) else { return };
+        view.count = view.count.saturating_add(tokens.into());
+        if took_ns <= view.tpot_ns {
+            view.within = view.within.saturating_add(tokens.into());
+        }
+        c.tokens.add(tokens, took_ns);
+        c.tokens.show_tokens(view);
+    }
+
     /// What was counted of a client's units does not tell of those to come.
     pub fn forget_units(&mut self, client: ClientId) {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
@@ -30,6 +68,7 @@ impl<P: Policy> Engine<P> {
             c.units.clear();
             *view = ServiceView {
                 open_since_ns: view.open_since_ns,
+                tokens: view.tokens,
                 ..ServiceView::new(view.objective)
             };
         }

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use tally_sdk::host::{self, Counter, Gauge};
 use tally_sdk::{
     Activity, Answer, Client, ClientId, Completion, Completions, Decision, Launch, Level,
-    Membership, Policy, Saved, SharingMode, Stateful, Timer, Units,
+    Membership, Policy, Saved, SharingMode, Stateful, Timer, Tokens, Units,
 };
 
 /// What it remembers, to tell an old instance from a new one.
@@ -314,7 +314,8 @@ fn described() -> u64 {
     clients + kernel
 }
 
-/// All figures of client 1's service, each in decimal digits of its own; 0 if it has none.
+/// All figures of client 1's service, each in decimal digits of its own; 0 if it has none. Those of tokens are added up,
+/// each a different number of times.
 fn served() -> u64 {
     let Some(it) = host::service(1) else { return 0 };
     let (slo_ns, percentile) = it.objective.map_or((0, 0.0), |o| (o.slo_ns, o.percentile));
@@ -326,6 +327,17 @@ fn served() -> u64 {
         + 1_000_000_000 * u64::from(it.recent_within)
         + 10_000_000_000 * it.p50_ns
         + 100_000_000_000 * it.p99_ns
+        + 1_000_000_000_000 * it.tokens.map_or(0, tokens)
+}
+
+fn tokens(it: Tokens) -> u64 {
+    let recent = 1_000 * u64::from(it.recent) + 10_000 * u64::from(it.recent_within);
+    it.tpot_ns
+        + 10 * it.count
+        + 100 * it.within
+        + recent
+        + 100_000 * it.p50_ns
+        + 1_000_000 * it.p99_ns
 }
 
 /// A sum over what client 1 has used.

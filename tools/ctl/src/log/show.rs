@@ -110,7 +110,17 @@ fn line(record: &Record, context: &Context) -> String {
             let slo =
                 v.objective.map_or("no objective".into(), |o| format!("objective {} ns", o.slo_ns));
             let (within, recent) = (v.recent_within, v.recent);
-            format!("client {id}: {slo}, {within} of {recent} units within it, p99 {} ns", v.p99_ns)
+            let tokens = v.tokens.map_or(String::new(), |t| {
+                let (tpot_ns, within, recent) = (t.tpot_ns, t.recent_within, t.recent);
+                format!(
+                    "; {tpot_ns} ns a token, {within} of {recent} within it, p99 {} ns",
+                    t.p99_ns
+                )
+            });
+            let p99_ns = v.p99_ns;
+            format!(
+                "client {id}: {slo}, {within} of {recent} units within it, p99 {p99_ns} ns{tokens}"
+            )
         }
         Record::Gone(id) => format!("client {id} gone"),
         Record::Begin { how, lost, .. } => format!("begin, {lost} lost, {}", begin(*how)),
@@ -249,6 +259,10 @@ fn value(record: &Record, context: &Context) -> Value {
             "open_since_ns": Some(v.open_since_ns).filter(|ns| *ns != NEVER),
             "units": v.units, "units_within": v.units_within,
             "recent": v.recent, "recent_within": v.recent_within, "p50_ns": v.p50_ns, "p99_ns": v.p99_ns,
+            "tokens": v.tokens.map(|t| json!({
+                "tpot_ns": t.tpot_ns, "count": t.count, "within": t.within,
+                "recent": t.recent, "recent_within": t.recent_within, "p50_ns": t.p50_ns, "p99_ns": t.p99_ns,
+            })),
         }}),
         Record::Gone(id) => json!({"gone": id}),
         Record::Begin { how, lost, subscribed } => json!({"begin": {

@@ -160,6 +160,16 @@ impl Encoder<'_> {
         self.u32(view.recent_within);
         self.u64(view.p50_ns);
         self.u64(view.p99_ns);
+        self.u8(view.tokens.is_some().into());
+        if let Some(tokens) = view.tokens {
+            for n in [tokens.tpot_ns, tokens.count, tokens.within] {
+                self.u64(n);
+            }
+            self.u32(tokens.recent);
+            self.u32(tokens.recent_within);
+            self.u64(tokens.p50_ns);
+            self.u64(tokens.p99_ns);
+        }
     }
 
     pub fn gone(&mut self, id: ClientId) {

@@ -1,4 +1,6 @@
 use super::*;
+use tally_engine::EngineConfig;
+use tally_engine::policy::{Class, ClientInfo};
 use tally_ipc::ClientRegion;
 use tally_ipc::map::{self, Mapped};
 
@@ -357,6 +359,35 @@ fn graph_launches_are_tokens_where_these_have_an_objective_and_no_marks() {
     let numbers = client.tokens(START + 64 * MS);
     assert_eq!((numbers.count, numbers.within, numbers.recent_within), (1, 0, 0));
     assert!(is_about(numbers.p50_ns, 11 * MS) && client.sampled().0 == 2);
+}
+
+#[test]
+fn the_engine_is_told_of_tokens_that_have_an_objective() {
+    let info = ClientInfo {
+        id: 7,
+        class: Class::High,
+        name: String::new(),
+        labels: vec![("tpot".into(), "3ms".into())],
+    };
+    let mut engine = Engine::with_policy(EngineConfig::default(), super::super::built_in());
+    engine.client_joined(START, info, 0, &mut Vec::new());
+    let mut client = Client::new();
+    client.marks.set_tpot(START, Some(3 * MS));
+    let mut told = |client: &mut Client, ms| {
+        client.read(START + ms * MS);
+        client.marks.tell_tokens(7, &mut engine);
+        let tokens = engine.world().clients[&7].service.unwrap().tokens.unwrap();
+        (tokens.count, tokens.within, tokens.recent, tokens.p50_ns, tokens.p99_ns)
+    };
+    client.graphs(4, START + 10 * MS, 0, START + 26 * MS);
+    client.graphs(1, START + 30 * MS, 0, START + 32 * MS);
+    assert_eq!(told(&mut client, 33), (5, 1, 5, 4 * MS, 4 * MS));
+    assert_eq!(told(&mut client, 34), (5, 1, 5, 4 * MS, 4 * MS), "each once");
+    // Marked tokens count instead.
+    client.graphs(1, START + 40 * MS, 0, START + 42 * MS);
+    client.ended(Kind::Token, None, START + 40 * MS, START + 41 * MS);
+    client.graphs(1, START + 43 * MS, 0, START + 44 * MS);
+    assert_eq!(told(&mut client, 45), (1, 1, 1, MS, MS));
 }
 
 #[test]
