@@ -60,6 +60,9 @@ pub struct ClientStatus {
     pub waited_client_ms: f64,
     /// Its share of best-effort GPU time relative to other clients: the label `weight`, else 1.
     pub weight: u32,
+    /// Its floor; `null` if it asked for none.
+    #[serde(deserialize_with = "required")]
+    pub min_share: Option<MinShare>,
     /// GPU time that its launches were charged, ms: measured, or else estimated from when the end was seen. For a
     /// high-priority client, the time that it was busy.
     pub charged_ms: f64,
@@ -106,6 +109,19 @@ pub struct Objective {
     pub slo_ms: f64,
     /// Share of requests that must keep it, %.
     pub percentile: f64,
+}
+
+/// The floor of a best-effort client: its least share of GPU time, of the time in which it has work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MinShare {
+    /// What the program, or an admin, asked for, %.
+    pub asked_percent: f64,
+    /// What it gets of that under a policy that keeps floors, %: not more than `admission.min_share_percent_max` if the
+    /// program asked, and than what other floors leave of 90.
+    pub granted_percent: f64,
+    /// GPU time charged since it asked, over the time in which it had work, %; `null` if it had none.
+    #[serde(deserialize_with = "required")]
+    pub had_percent: Option<f64>,
 }
 
 /// What a high-priority client needs.

@@ -15,9 +15,9 @@ mod status;
 mod words;
 
 pub use client::{
-    ClientStatus, Decisions, Departed, EntryPoints, Identity, Marks, MechanismState, MpsUse, Needs,
-    Objective, Report, Service, Totals, Tpot, Transformed, UngovernedStatus, Units, WaitReason,
-    Why,
+    ClientStatus, Decisions, Departed, EntryPoints, Identity, Marks, MechanismState, MinShare,
+    MpsUse, Needs, Objective, Report, Service, Totals, Tpot, Transformed, UngovernedStatus, Units,
+    WaitReason, Why,
 };
 pub use policy::{
     Active, Disabled, FaultCostUs, FaultCounts, Faults, LastDisabled, LastFault, LoadFailure,
@@ -87,6 +87,13 @@ pub enum Request {
         /// What it needs from now on.
         #[serde(flatten)]
         needs: Needs,
+    },
+    /// Give a best-effort client another floor. An admin may exceed `admission.min_share_percent_max`.
+    ClientMinShare {
+        /// Id of the client, as in the status.
+        client: u32,
+        /// Least share of GPU time, %; 0 for none.
+        percent: f64,
     },
     /// Begin an A/B test. With the policies' files, their roles prefixed `a.` and `b.`.
     AbStart {

@@ -9,6 +9,7 @@
 pub mod capability;
 pub mod kernel;
 pub mod limits;
+pub mod min_share;
 pub mod objective;
 pub mod policy;
 

@@ -42,7 +42,9 @@ pub mod launch_state {
     pub const COOPERATIVE: u32 = 1 << 3;
     /// Launched with thread-block clusters.
     pub const CLUSTERED: u32 = 1 << 4;
-    pub const ALL: u32 = (1 << 5) - 1;
+    /// The client has a floor: see [`Usage::min_share_permille`](super::Usage).
+    pub const MIN_SHARE: u32 = 1 << 5;
+    pub const ALL: u32 = (1 << 6) - 1;
 }
 
 /// Bits of [`Launch::offered`], in the order of the contract's `forms-offered`.
@@ -199,6 +201,12 @@ pub struct Usage {
     pub measured_ns: u64,
     /// GPU time that it was charged for.
     pub charged_ns: u64,
+    /// Least share of GPU time that it is to get of the time in which it has work, permille; 0: no floor.
+    pub min_share_permille: u32,
+    /// Time in which it had a launch waiting or on the GPU, without the time since `backlogged_since_ns`.
+    pub backlogged_ns: u64,
+    /// Since when it has one, or [`NEVER`].
+    pub backlogged_since_ns: u64,
 }
 
 impl Default for Usage {
@@ -209,6 +217,9 @@ impl Default for Usage {
             in_flight_ns: 0,
             measured_ns: 0,
             charged_ns: 0,
+            min_share_permille: 0,
+            backlogged_ns: 0,
+            backlogged_since_ns: NEVER,
         }
     }
 }

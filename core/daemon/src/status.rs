@@ -7,6 +7,7 @@ pub use departed::{departed, totals};
 pub use kernel::kernel;
 
 use crate::dispatch::marks::{MarkNumbers, UnitNumbers};
+use crate::dispatch::min_share::MinShare;
 use crate::dispatch::service::ServiceNumbers;
 use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot};
 use tally_admin::{
@@ -16,6 +17,7 @@ use tally_admin::{
     Why,
 };
 use tally_engine::WaitsFor;
+use tally_engine::engine::Had;
 use tally_engine::policy::FaultKind;
 use tally_ipc::layout::{LaunchCounts, report_state, whole_because};
 
@@ -241,6 +243,16 @@ fn marks(n: &MarkNumbers) -> Marks {
     }
 }
 
+fn min_share((one, had): (MinShare, Had)) -> tally_admin::MinShare {
+    let percent = |permille: u32| f64::from(permille) / 10.0;
+    let share = had.charged_ns as f64 / had.backlogged_ns as f64 * 100.0;
+    tally_admin::MinShare {
+        asked_percent: percent(one.asked),
+        granted_percent: percent(one.granted),
+        had_percent: (had.backlogged_ns > 0).then_some(share),
+    }
+}
+
 fn service(n: &ServiceNumbers, marked: Option<&MarkNumbers>) -> Service {
     let attainment = n.recent_within as f64 / n.recent as f64 * 100.0;
     Service {
@@ -303,6 +315,7 @@ pub fn client(
         waited_ms: n.stats.waited_ns as f64 / 1e6,
         waited_client_ms: n.shim.waited_ns as f64 / 1e6,
         weight: n.weight,
+        min_share: n.min_share.map(min_share),
         charged_ms: charged_ms(identity.class, n),
         charged_percent: charged_ms(identity.class, n) / (connected_s * 1e3).max(1.0) * 100.0,
         measured_ms: n.stats.measured_ns as f64 / 1e6,

@@ -148,6 +148,29 @@ pub struct ClientStats {
     pub measured_ns: u64,
 }
 
+/// Time in which a client has a launch waiting or on the GPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Backlog {
+    before_ns: u64,
+    since_ns: Option<u64>,
+}
+
+impl Backlog {
+    fn note(&mut self, now_ns: u64, is_backlogged: bool) {
+        if is_backlogged {
+            self.since_ns.get_or_insert(now_ns);
+        } else if self.since_ns.is_some() {
+            *self = Backlog { before_ns: self.ns(now_ns), since_ns: None };
+        }
+    }
+
+    /// All of it until now.
+    pub fn ns(&self, now_ns: u64) -> u64 {
+        let since_ns = self.since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        self.before_ns.saturating_add(since_ns)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Client {
     pub info: ClientInfo,
@@ -199,6 +222,9 @@ pub(crate) struct Client {
     pub units: RecentUnits,
     /// While it has an objective for tokens.
     pub tokens: RecentUnits,
+    /// Its floor, permille; 0: none.
+    pub min_share_permille: u32,
+    pub backlog: Backlog,
     /// Orders best-effort clients among themselves: the least served goes first.
     pub served_ns: u64,
     pub stats: ClientStats,
@@ -236,6 +262,8 @@ impl Client {
             busy: false,
             units: if ungated { RecentUnits::new() } else { RecentUnits::default() },
             tokens: RecentUnits::default(),
+            min_share_permille: 0,
+            backlog: Backlog::default(),
             served_ns,
             stats: ClientStats::default(),
         }
@@ -294,7 +322,15 @@ impl Client {
             in_flight_ns: self.in_flight_ns,
             measured_ns: self.stats.measured_ns,
             charged_ns: self.stats.charged_ns,
+            min_share_permille: self.min_share_permille,
+            backlogged_ns: self.backlog.before_ns,
+            backlogged_since_ns: self.backlog.since_ns.unwrap_or(NEVER),
         }
+    }
+
+    /// A launch came, or ended.
+    pub fn note_backlog(&mut self, now_ns: u64) {
+        self.backlog.note(now_ns, !self.waiting.is_empty() || self.in_flight > 0);
     }
 
     /// What its launches were charged on average; 0 if none was.

@@ -23,6 +23,7 @@ macro_rules! contract_conversions {
                 (bit::GRAPH, State::GRAPH),
                 (bit::COOPERATIVE, State::COOPERATIVE),
                 (bit::CLUSTERED, State::CLUSTERED),
+                (bit::MIN_SHARE, State::MIN_SHARE),
             ] {
                 if launch.state & bit != 0 {
                     state |= flag;
@@ -111,6 +112,9 @@ macro_rules! contract_conversions {
                 in_flight_ns: usage.in_flight_ns,
                 measured_ns: usage.measured_ns,
                 charged_ns: usage.charged_ns,
+                min_share_permille: usage.min_share_permille,
+                backlogged_ns: usage.backlogged_ns,
+                backlogged_since_ns: usage.backlogged_since_ns,
             }
         }
 

@@ -15,6 +15,7 @@
 
 mod beside;
 mod best_effort;
+mod floors;
 mod offer;
 mod profiles;
 mod progress;
@@ -25,6 +26,7 @@ mod units;
 mod yielding;
 
 pub use best_effort::WorkDone;
+pub use floors::Had;
 
 pub use progress::Progress;
 pub use rule::{BuiltInRule, built_in_rule};
@@ -356,6 +358,9 @@ impl<P: Policy> Engine<P> {
             if c.info.class == Class::BestEffort {
                 self.best_effort.waits.begin(now_ns);
             }
+        }
+        if let Some(c) = self.clients.get_mut(&client) {
+            c.note_backlog(now_ns);
         }
         self.settle_one(now_ns, client, out);
         is_leased

@@ -138,8 +138,9 @@ fn a_hold_until_completion_ends_with_another_clients_launch_and_not_with_its_own
     assert_eq!(granted(&out, LOW), Some(2));
     let seen = seen.lock().unwrap();
     let idle = Usage::default();
-    let busy = Usage { in_flight: 1, ..idle };
-    let done = Usage { measured_ns: 5_000, charged_ns: 5_000, ..idle };
+    // Time with a launch waiting or on the GPU.
+    let busy = Usage { in_flight: 1, backlogged_since_ns: 1_000, ..idle };
+    let done = Usage { measured_ns: 5_000, charged_ns: 5_000, backlogged_ns: 8_000, ..idle };
     assert_eq!(seen[..3], [(OTHER, idle), (LOW, busy), (LOW, done)]);
 }
 

@@ -161,12 +161,15 @@ fn the_world_can_be_read() {
         in_flight_ns: 1_000,
         measured_ns: 7_000_000,
         charged_ns: 9_000_000,
+        min_share_permille: 125,
+        backlogged_ns: 2_000_000,
+        backlogged_since_ns: 700,
     };
     bench.context.world.clients.insert(1, view);
     let profile = 30_000 + 600_000 + 2_000 + 3_000 + 2_000;
     let described = 1 + 100 + 7 + 200 + profile;
     assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described)));
-    let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4;
+    let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4 + 125_000 + 4_000_000 + 2_100;
     assert_eq!(bench.decide(kernel::USED), Ok(Decision::Hold(used)));
 }
 
@@ -218,7 +221,7 @@ fn services_can_be_read_and_units_arrive() {
 fn what_a_component_exports_and_imports_says_what_it_is_told() {
     assert_eq!(chaos().subscriptions(), Subscriptions::ALL);
     // It reads what clients used.
-    let expected = Subscriptions::MEMBERSHIP.and(Subscriptions::USAGE);
+    let expected = Subscriptions::MEMBERSHIP.and(Subscriptions::USAGE).and(Subscriptions::TIMER);
     assert_eq!(policy("tally-priority", "").subscriptions(), expected);
     let mut fifo = Bench::new(policy("fifo", ""));
     let before = fifo.policy.status().events;

@@ -46,7 +46,7 @@ fn what_is_imported_and_not_granted_refuses_the_load_and_is_named() {
 fn the_shipped_policies_need_nothing_granted() {
     let host = bare_host(limits());
     for (name, subscriptions) in
-        [("fifo", &["membership"][..]), ("tally-priority", &["membership", "clients"])]
+        [("fifo", &["membership"][..]), ("tally-priority", &["membership", "timer", "clients"])]
     {
         let status = host.load_file(&guest("policies", name), "").unwrap().status();
         assert_eq!(status.needs, [""; 0], "{name}");

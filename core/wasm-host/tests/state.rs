@@ -184,7 +184,8 @@ fn imports_are_the_interfaces_that_a_policy_calls() {
     let host = host(limits());
     let imports = |name| host.compile_file(&guest("policies", name)).unwrap().imports();
     let priority = imports("tally-priority");
-    let expected = ["clients", "control", "kernels", "log", "metrics", "reasons", "sharing"];
+    let expected =
+        ["clients", "control", "kernels", "log", "metrics", "reasons", "sharing", "timers"];
     assert_eq!(priority.iter().map(String::as_str).collect::<Vec<_>>(), expected);
 }
 

@@ -26,7 +26,10 @@
 //! as changing to another and back would take.
 #![deny(unsafe_code)]
 
+mod floor;
 mod saved;
+
+pub use floor::{Due, Floors};
 
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 

@@ -92,12 +92,12 @@ impl Member {
     }
 }
 
-fn line<const N: usize>(word: &str, numbers: [u64; N]) -> String {
+pub(crate) fn line<const N: usize>(word: &str, numbers: [u64; N]) -> String {
     let numbers = numbers.map(|number| format!(" {number}"));
     format!("{word}{}\n", numbers.concat())
 }
 
-fn numbers<const N: usize>(line: &str, word: &str) -> Option<[u64; N]> {
+pub(crate) fn numbers<const N: usize>(line: &str, word: &str) -> Option<[u64; N]> {
     let words = line.strip_prefix(word)?.split_ascii_whitespace();
     let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
     numbers.try_into().ok()

@@ -38,7 +38,8 @@
 //! nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for; then until enough do
 //! again.
 //!
-//! Several best-effort clients share what they get by weight ([`tally_fairness`]).
+//! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
+//! services can spare ([`tally_fairness`]).
 //!
 //! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
 //! high-priority work is active.
@@ -51,7 +52,7 @@ mod share;
 use service::Service;
 use settings::Settings;
 use std::mem;
-use tally_fairness::Rounds;
+use tally_fairness::{Due, Floors, Rounds};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
@@ -70,26 +71,31 @@ tally_sdk::reasons! {
     Between = "no unit is open",
     Spare = "the open units can spare the time",
     Beside = "the open units can spare some SMs",
+    Floor = "less than the client's least share of the GPU",
 }
 
-const COUNTERS: [&str; 5] = [
+const COUNTERS: [&str; 6] = [
     "launches_within_units",
     "launches_between_units",
     "units_measured_alone",
     "units_late",
     "launches_on_spared_sms",
+    "launches_for_min_share",
 ];
 const WITHIN: usize = 0;
 const BETWEEN: usize = 1;
 const ALONE: usize = 2;
 const LATE: usize = 3;
 const BESIDE: usize = 4;
+const FLOOR: usize = 5;
 
 /// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
 /// something else, or have lost the end of it.
 const GAP_NS: u64 = 2_000_000;
 /// The timer of that time.
 const GAP: u64 = 0;
+/// The timer of clients whose launches under way are not to yield any longer.
+const FLOORS: u64 = 1;
 /// A service is asked for its percentile once in so many units.
 const ASK_UNITS: u64 = 256;
 
@@ -102,6 +108,7 @@ pub struct Herald {
     remembered: Vec<String>,
     clients: Clients,
     rounds: Rounds,
+    floors: Floors,
     /// What was saved of the rounds, until clients join.
     saved_rounds: String,
     forms: Forms,
@@ -112,7 +119,7 @@ pub struct Herald {
     yielded_since_ns: Option<u64>,
     /// Until when a launch may be under way that can yield.
     long_until_ns: u64,
-    counters: Counters<5>,
+    counters: Counters<6>,
     strict: Gauge,
     /// Least SMs that a service spares; 0 if none spares SMs.
     spared_sms: Gauge,
@@ -132,6 +139,7 @@ impl Policy for Herald {
             remembered: Vec::new(),
             clients: Clients::default(),
             rounds: Rounds::default(),
+            floors: Floors::default(),
             saved_rounds: String::new(),
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
@@ -150,11 +158,26 @@ impl Policy for Herald {
             return Decision::Run(0).into();
         }
         self.counters.tick(launch.now_ns);
+        let due = self.floors.due(launch);
+        if self.floors.take_changed() {
+            self.floors_changed();
+        }
+        let answer = self.decide_by(launch, due == Some(Due::Now));
+        match due {
+            Some(due) => self.with_floor(launch, answer, due),
+            None => answer,
+        }
+    }
+}
+
+impl Herald {
+    /// A best-effort launch, of a client that is due by its floor or not.
+    fn decide_by(&mut self, launch: &Launch, is_due: bool) -> Answer {
         if self.time_sliced {
-            return self.in_turns(launch);
+            return self.in_turns(launch, is_due);
         }
         if launch.high_clients == 0 {
-            return self.alone(launch);
+            return self.alone(launch, is_due);
         }
         if self.sm_count != launch.sm_count {
             self.sm_count = launch.sm_count;
@@ -169,7 +192,7 @@ impl Policy for Herald {
         for service in &self.services {
             if let Some(left_ns) = service.left_ns().filter(|_| wait_ns > 0) {
                 within = true;
-                if beside.is_some() {
+                if beside.is_some() || is_due {
                     continue;
                 }
                 // What was never measured may be of any length.
@@ -178,14 +201,16 @@ impl Policy for Herald {
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
                     return Decision::Hold(hold_ns).because(reason);
                 }
-            } else if let rest_ns @ 1.. = service.gap_ns(launch.now_ns, self.settings.idle_gap_ns) {
+            } else if !is_due
+                && let rest_ns @ 1.. = service.gap_ns(launch.now_ns, self.settings.idle_gap_ns)
+            {
                 return Decision::Hold(rest_ns).because(Reason::IdleGap);
             }
         }
-        if !within && launch.high_active() {
+        if !within && !is_due && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if let Some(hold) = self.rounds.hold(launch) {
+        if !is_due && let Some(hold) = self.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns));
@@ -200,6 +225,37 @@ impl Policy for Herald {
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
         self.form(launch).because(reason)
+    }
+
+    /// The answer to a launch of a client that has a floor.
+    fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
+        match (answer.decision, due) {
+            (Decision::Hold(ns), Due::In(due_ns)) => Decision::Hold(ns.min(due_ns)),
+            (Decision::HoldUntilCompletion(ns), Due::In(due_ns)) => {
+                Decision::HoldUntilCompletion(ns.min(due_ns))
+            }
+            (decision, Due::Now) if launch.high_active() || self.rounds.is_shared() => {
+                self.counters.add(FLOOR, 1);
+                return decision.because(Reason::Floor);
+            }
+            (decision, due) => {
+                if !self.time_sliced && launch.high_clients > 0 {
+                    self.floors.wake(launch.now_ns, due, FLOORS);
+                }
+                decision
+            }
+        }
+        .because(answer.reason)
+    }
+
+    /// A client is due by its floor, and its launches do not yield, or it is no longer.
+    fn floors_changed(&mut self) {
+        if self.yielded_since_ns.is_some() {
+            let floors = &self.floors;
+            let ids = self.clients.best_effort_ids().filter(|id| floors.has(*id));
+            ids.for_each(|id| host::set_yield(id, !floors.is_due(id)));
+        }
+        self.change_terms();
     }
 }
 
@@ -263,7 +319,14 @@ impl Activity for Herald {
 }
 
 impl Timer for Herald {
-    fn fired(&mut self, now_ns: u64, _token: u64) {
+    fn fired(&mut self, now_ns: u64, token: u64) {
+        if token == FLOORS {
+            self.floors.fired(now_ns, FLOORS);
+            if self.floors.take_changed() {
+                self.floors_changed();
+            }
+            return;
+        }
         if !self.high_is_active {
             self.set_yield(now_ns, false);
         }
@@ -279,7 +342,11 @@ impl Membership for Herald {
                 true => Rounds::one_at_a_time(self.settings.turn_ns),
                 false => Rounds::side_by_side(self.settings.turn_ns),
             };
-            self.rounds = rounds.after(&mem::take(&mut self.saved_rounds));
+            let saved = mem::take(&mut self.saved_rounds);
+            self.rounds = rounds.after(&saved);
+            if !saved.is_empty() {
+                self.floors = Floors::read(&saved);
+            }
         }
         self.clients.joined(client);
         match client.class {
@@ -298,6 +365,7 @@ impl Membership for Herald {
         self.services.retain(|service| service.client != client);
         self.clients.left(client);
         self.rounds.left(client);
+        self.floors.left(client);
         self.changed();
         self.go_on(now_ns);
         self.counters.hand_over();
@@ -307,12 +375,15 @@ impl Membership for Herald {
 
 impl Herald {
     /// Where contexts take turns.
-    fn in_turns(&mut self, launch: &Launch) -> Answer {
-        if launch.high_clients > 0 && launch.high_active() {
+    fn in_turns(&mut self, launch: &Launch, is_due: bool) -> Answer {
+        if !is_due && launch.high_clients > 0 && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
         if launch.high_clients == 0 {
-            return self.alone(launch);
+            return self.alone(launch, is_due);
+        }
+        if is_due {
+            return Decision::Run(0).because(Reason::Floor);
         }
         match self.rounds.hold(launch) {
             Some(hold) => hold.because(Reason::NotItsTurn),
@@ -321,8 +392,8 @@ impl Herald {
     }
 
     /// While no high-priority client is connected.
-    fn alone(&mut self, launch: &Launch) -> Answer {
-        if let Some(hold) = self.rounds.hold(launch) {
+    fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
+        if !is_due && let Some(hold) = self.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
@@ -380,7 +451,9 @@ impl Herald {
         // What was under way stood still.
         let stood_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
         self.long_until_ns = self.long_until_ns.saturating_add(stood_ns);
-        self.clients.best_effort_ids().for_each(|id| host::set_yield(id, yields));
+        // Who is due by its floor would not get on.
+        let ids = self.clients.best_effort_ids().filter(|id| !self.floors.is_due(*id));
+        ids.for_each(|id| host::set_yield(id, yields));
     }
 
     /// What a service can spare is another amount.
@@ -410,10 +483,12 @@ impl Herald {
             self.window_ns = window_ns;
         }
         let yields = !self.time_sliced && self.services.iter().any(Service::is_strict);
-        self.clients.set_terms(Terms {
-            window_ns: self.window_ns,
-            leases: is_alone && !self.rounds.is_shared(),
-            yields: yields.then_some(self.settings.idle_gap_ns),
+        let yields = yields.then_some(self.settings.idle_gap_ns);
+        let (floors, window_ns) = (&self.floors, self.window_ns);
+        let leases = is_alone && !self.rounds.is_shared();
+        self.clients.set_terms_of(|client| {
+            let yields = yields.filter(|_| !floors.is_due(client));
+            Terms { window_ns, leases, yields }
         });
     }
 }
@@ -422,7 +497,8 @@ impl Herald {
 impl Stateful for Herald {
     fn snapshot(&self) -> Saved {
         let services: Vec<String> = self.services.iter().map(Service::saved).collect();
-        self.forms.snapshot(&(self.rounds.saved() + &services.join("\n")))
+        let shares = self.rounds.saved() + &self.floors.saved();
+        self.forms.snapshot(&(shares + &services.join("\n")))
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {

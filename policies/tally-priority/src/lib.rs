@@ -4,6 +4,7 @@
 //! ```text
 //! decide(launch):
 //!     if launch is high priority:                            run
+//!     if its client is due by its floor:                     run as below, whoever else is there
 //!     if a high-priority client is connected:
 //!         if high-priority work is active:                   hold until that changes
 //!         if it has been idle for less than idle_gap:        hold for the rest of the gap
@@ -31,7 +32,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`tally_fairness`] | which of several best-effort clients launches; not of the paper |
+//! | [`tally_fairness`] | which of several best-effort clients launches, and floors; not of the paper |
 //! | [`tally_forms`] | `concurrent`: the form of each launch; a crate, for other policies need it too |
 //!
 //! `docs/policies.md` says where this differs from the paper, and why.
@@ -41,11 +42,12 @@ mod settings;
 
 use settings::Settings;
 use std::mem;
-use tally_fairness::Rounds;
+use tally_fairness::{Due, Floors, Rounds};
 use tally_forms::{Forms, Why};
 use tally_sdk::{
-    Answer, Client, ClientId, Clients, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
-    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, WINDOW_OPEN, host,
+    Answer, Client, ClientId, Clients, Counters, Decision, HOLD_UNTIL_CHANGE, Launch, Level,
+    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, WINDOW_OPEN,
+    host,
 };
 
 tally_sdk::reasons! {
@@ -57,7 +59,11 @@ tally_sdk::reasons! {
     Chosen = "the best form of this kernel",
     Tried = "to measure this form",
     Prepared = "to have this kernel transformed",
+    Floor = "less than the client's least share of the GPU",
 }
+
+/// The timer of clients whose launches under way are not to yield any longer.
+const FLOORS: u64 = 0;
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
 pub struct Priority {
@@ -65,6 +71,8 @@ pub struct Priority {
     /// Of the sharing mode, once that is known: see [`Priority::adapt`].
     settings: Settings,
     rounds: Rounds,
+    floors: Floors,
+    for_floors: Counters<1>,
     /// What was saved of the rounds, until clients join.
     saved: String,
     forms: Forms,
@@ -80,6 +88,8 @@ impl Policy for Priority {
             config: config.into(),
             settings,
             rounds: Rounds::default(),
+            floors: Floors::default(),
+            for_floors: Counters::new(["launches_for_min_share"]),
             saved: String::new(),
             forms: Forms::new(&settings.forms, in_force),
             clients: Clients::default(),
@@ -90,18 +100,33 @@ impl Policy for Priority {
         if launch.is_high() {
             return Decision::Run(0).into();
         }
+        let due = self.floors.due(launch);
+        if self.floors.take_changed() {
+            self.set_terms();
+        }
+        let answer = self.decide_by(launch, due == Some(Due::Now));
+        match due {
+            Some(due) => self.with_floor(launch, answer, due),
+            None => answer,
+        }
+    }
+}
+
+impl Priority {
+    /// A best-effort launch, of a client that is due by its floor or not.
+    fn decide_by(&mut self, launch: &Launch, is_due: bool) -> Answer {
         let is_alone = launch.high_clients == 0;
-        if !is_alone && launch.high_active() {
+        if !is_alone && !is_due && launch.high_active() {
             // Offered again when it ends; no need to ask in between.
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
         // Between the kernels of one request high priority is idle for some tens of
         // microseconds. Started there, a kernel would be in the way of the next.
         let rest_ns = self.settings.idle_gap_ns.saturating_sub(launch.high_idle_ns);
-        if !is_alone && rest_ns > 0 {
+        if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
-        if let Some(hold) = self.rounds.hold(launch) {
+        if !is_due && let Some(hold) = self.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         if is_alone {
@@ -115,6 +140,37 @@ impl Policy for Priority {
             Why::Tried => Reason::Tried,
             Why::Prepared => Reason::Prepared,
         })
+    }
+
+    /// The answer to a launch of a client that has a floor.
+    fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
+        match (answer.decision, due) {
+            (Decision::Hold(ns), Due::In(due_ns)) => Decision::Hold(ns.min(due_ns)),
+            (Decision::HoldUntilCompletion(ns), Due::In(due_ns)) => {
+                Decision::HoldUntilCompletion(ns.min(due_ns))
+            }
+            (decision, Due::Now) if launch.high_active() || self.rounds.is_shared() => {
+                self.for_floors.add(0, 1);
+                self.for_floors.tick(launch.now_ns);
+                return decision.because(Reason::Floor);
+            }
+            (decision, due) => {
+                if self.yields().is_some() {
+                    self.floors.wake(launch.now_ns, due, FLOORS);
+                }
+                decision
+            }
+        }
+        .because(answer.reason)
+    }
+}
+
+impl Timer for Priority {
+    fn fired(&mut self, now_ns: u64, _token: u64) {
+        self.floors.fired(now_ns, FLOORS);
+        if self.floors.take_changed() {
+            self.set_terms();
+        }
     }
 }
 
@@ -131,6 +187,7 @@ impl Membership for Priority {
     fn left(&mut self, _now_ns: u64, client: ClientId) {
         self.clients.left(client);
         self.rounds.left(client);
+        self.floors.left(client);
         self.change_terms();
     }
 }
@@ -150,29 +207,46 @@ impl Priority {
                 SharingMode::Concurrent => Rounds::side_by_side(settings.turn_ns),
                 SharingMode::TimeSliced => Rounds::one_at_a_time(settings.turn_ns),
             };
-            self.rounds = rounds.after(&mem::take(&mut self.saved));
+            let saved = mem::take(&mut self.saved);
+            self.rounds = rounds.after(&saved);
+            if !saved.is_empty() {
+                self.floors = Floors::read(&saved);
+            }
         }
     }
 
     /// Somebody joined or left: what was given freely is taken back, or given again.
     fn change_terms(&mut self) {
+        self.set_terms();
+        self.for_floors.hand_over();
+        self.forms.hand_over();
+    }
+
+    /// The idle gap until launches that yielded go on; `None`: none yields.
+    fn yields(&self) -> Option<u64> {
+        let is_alone = self.clients.high() == 0;
+        (!is_alone && self.settings.forms.forms).then_some(self.settings.idle_gap_ns)
+    }
+
+    fn set_terms(&mut self) {
         let (is_alone, is_shared) = (self.clients.high() == 0, self.rounds.is_shared());
         let window_ns = if is_alone { WINDOW_OPEN } else { self.settings.window_ns };
         let turn_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
-        self.clients.set_terms(Terms {
+        let (yields, floors) = (self.yields(), &self.floors);
+        self.clients.set_terms_of(|client| Terms {
             window_ns: window_ns.min(turn_ns),
             leases: is_alone && !is_shared,
-            yields: (!is_alone && self.settings.forms.forms).then_some(self.settings.idle_gap_ns),
+            // Who is due by its floor would not get on.
+            yields: yields.filter(|_| !floors.is_due(client)),
         });
-        self.forms.hand_over();
     }
 }
 
 /// The constants come from the configuration and the clients from the core: what
-/// outlives a reload is what was measured of kernels, and who owes time.
+/// outlives a reload is what was measured of kernels, who owes time, and who is owed some by its floor.
 impl Stateful for Priority {
     fn snapshot(&self) -> Saved {
-        self.forms.snapshot(&self.rounds.saved())
+        self.forms.snapshot(&(self.rounds.saved() + &self.floors.saved()))
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
@@ -181,7 +255,7 @@ impl Stateful for Priority {
     }
 }
 
-tally_sdk::export!(Priority: membership, state);
+tally_sdk::export!(Priority: membership, timer, state);
 
 #[cfg(test)]
 mod tests;

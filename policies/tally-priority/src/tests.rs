@@ -2,6 +2,7 @@
 
 mod candidates;
 mod device;
+mod floors;
 mod forms;
 mod graphs;
 mod learning;

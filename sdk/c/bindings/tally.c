@@ -376,7 +376,7 @@ void tally_policy_clients_all(tally_policy_clients_list_client_state_t *ret) {
 
 bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_policy_clients_client_state_t *ret) {
   __attribute__((__aligned__(8)))
-  uint8_t ret_area[64];
+  uint8_t ret_area[88];
   uint8_t *ptr = (uint8_t *) &ret_area;
   __wasm_import_tally_policy_clients_get((int32_t) (client), ptr);
   tally_policy_clients_option_client_state_t option;
@@ -396,6 +396,9 @@ bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_pol
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 48))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 56))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 64))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 72))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 80))),
       };
       break;
     }

@@ -117,6 +117,14 @@ typedef struct tally_policy_clients_client_state_t {
   uint64_t   measured_ns;
   // GPU time that it has been charged for so far.
   uint64_t   charged_ns;
+  // Its floor, 0 if it has none: of the time in which it has work, averaged over about a second, it is to be charged
+  // for at least so many thousandths, also while high-priority work is active. The operator allows it.
+  uint32_t   min_share_permille;
+  // Time so far in which it had work (a launch waiting or on the GPU), without the time since
+  // `backlogged-since-ns`.
+  uint64_t   backlogged_ns;
+  // Since when it has work, or NEVER: it has none.
+  uint64_t   backlogged_since_ns;
 } tally_policy_clients_client_state_t;
 
 typedef struct {
@@ -297,6 +305,8 @@ typedef uint8_t exports_tally_policy_scheduler_launch_state_t;
 #define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_COOPERATIVE (1 << 4)
 // Launched with thread-block clusters.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_CLUSTERED (1 << 5)
+// Its client has a floor: `clients.client-state.min-share-permille` is not 0.
+#define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_MIN_SHARE (1 << 6)
 
 // What can be done with a launch besides running it whole.
 typedef uint8_t exports_tally_policy_scheduler_forms_offered_t;

@@ -70,7 +70,13 @@ impl Clients {
 
     /// Give all best-effort clients these terms, and tell the core what is new to each.
     pub fn set_terms(&mut self, terms: Terms) {
+        self.set_terms_of(|_| terms);
+    }
+
+    /// The same, if they depend on the client.
+    pub fn set_terms_of(&mut self, terms_of: impl Fn(ClientId) -> Terms) {
         for (client, had) in &mut self.best_effort {
+            let terms = terms_of(*client);
             let had = had.replace(terms);
             if had.is_none_or(|had| had.window_ns != terms.window_ns) {
                 host::set_window(*client, terms.window_ns);

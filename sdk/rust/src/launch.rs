@@ -26,6 +26,11 @@ impl Launch {
         self.state.contains(LaunchState::GRAPH)
     }
 
+    /// Its client has a floor: [`crate::ClientState::min_share_permille`].
+    pub fn has_min_share(&self) -> bool {
+        self.state.contains(LaunchState::MIN_SHARE)
+    }
+
     /// The core can run it as slices of blocks.
     pub fn can_slice(&self) -> bool {
         self.offered.contains(FormsOffered::SLICED)

@@ -55,6 +55,9 @@ pub fn client_state(id: ClientId, class: PriorityClass) -> ClientState {
         in_flight_ns: 0,
         measured_ns: 0,
         charged_ns: 0,
+        min_share_permille: 0,
+        backlogged_ns: 0,
+        backlogged_since_ns: NEVER,
     }
 }
 

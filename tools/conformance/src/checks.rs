@@ -2,6 +2,7 @@
 
 use crate::Options;
 use crate::fairness::by_weight;
+use crate::floor::floor;
 use crate::harness::{Harness, Seen, Turn};
 use crate::report::{Check, Fuel, Outcome, Report};
 use crate::state::state;
@@ -91,6 +92,7 @@ pub fn check(subject: &dyn Subject, options: &Options) -> Report {
     report.checks.push(starvation(subject));
     report.checks.push(determinism(subject, options));
     report.checks.push(by_weight(subject, options));
+    report.checks.push(floor(subject, options));
     if subject.keeps_state() {
         report.checks.push(state(subject, options));
     }

@@ -24,7 +24,7 @@ const OFF_PERCENT_MAX: f64 = 20.0;
 /// Calls between two events of the GPU, at most: a policy may ask to be asked again and again.
 const TICKS_MAX: u32 = 10_000;
 
-struct World {
+pub(crate) struct World {
     engine: Engine<Box<dyn Instance>>,
     actions: Vec<Action>,
     now_ns: u64,
@@ -39,7 +39,7 @@ struct World {
 }
 
 impl World {
-    fn new(policy: Box<dyn Instance>, sharing: SharingMode) -> Self {
+    pub fn new(policy: Box<dyn Instance>, sharing: SharingMode) -> Self {
         let config = EngineConfig { sm_count: 132, sharing, ..EngineConfig::default() };
         let mut world = World {
             engine: Engine::with_policy(config, policy),
@@ -64,6 +64,26 @@ impl World {
             world.obey();
         }
         world
+    }
+
+    /// A high-priority client is busy from now on, and the first best-effort client has this floor, permille.
+    pub fn be_busy(&mut self, floor: u32) {
+        let id = CLIENTS.len() as u32;
+        let info = ClientInfo { id, class: Class::High, name: "high".into(), labels: Vec::new() };
+        self.engine.client_joined(self.now_ns, info, 0, &mut self.actions);
+        self.engine.high_activity(self.now_ns, id, true, self.now_ns, &mut self.actions);
+        self.engine.set_min_share(self.now_ns, 0, floor, &mut self.actions);
+        self.obey();
+    }
+
+    /// GPU time that a client had so far.
+    pub fn used_ns(&self, at: usize) -> u64 {
+        self.used_ns[at]
+    }
+
+    /// Lets so much time pass.
+    pub fn run_for(&mut self, ns: u64) {
+        self.run_until(self.now_ns + ns);
     }
 
     fn run_until(&mut self, end_ns: u64) {
@@ -130,6 +150,8 @@ impl World {
     fn obey(&mut self) {
         for action in std::mem::take(&mut self.actions) {
             match action {
+                // High priority does not wait.
+                Action::Grant { client, .. } if client as usize >= CLIENTS.len() => {}
                 Action::Grant { client, until } => {
                     let at = client as usize;
                     while self.granted[at] < until.min(self.submitted[at]) {

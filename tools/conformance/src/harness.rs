@@ -8,15 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use tally_contract::limits::TIMERS_MAX;
 use tally_contract::objective::{SLO_NS, SLO_PERCENTILE_DEFAULT};
 use tally_engine::policy::{
-    Answer, Class, ClientId, ClientInfo, Command, Completion, Context, Decision, Event, Fault,
-    Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, ServiceView, TokensView, Usage,
-    forms_offered, launch_state,
+    Answer, Class, ClientId, ClientInfo, ClientView, Command, Completion, Context, Decision, Event,
+    Fault, Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, ServiceView, TokensView,
+    Usage, forms_offered, launch_state,
 };
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_wasm_host::Saved;
 
 /// Launches remembered until they end.
 const RUNNING_MAX: usize = 256;
+/// The floor of every fourth client, unless that is high priority.
+const FLOOR_PERMILLE: u32 = 200;
 /// Clients connected at once.
 const CLIENTS_MAX: usize = 32;
 
@@ -185,7 +187,13 @@ impl Harness {
         let class = if high { Class::High } else { Class::BestEffort };
         let labels = (0..labels).map(|n| (format!("key{n}"), format!("value {n}"))).collect();
         let info = ClientInfo { id, class, name: "n".repeat(name), labels };
-        self.context.world.clients.insert(id, info.clone().into());
+        let mut view = ClientView::from(info.clone());
+        if !high && id % 4 == 2 {
+            view.usage.min_share_permille = FLOOR_PERMILLE;
+        }
+        // It always has work.
+        view.usage.backlogged_since_ns = self.now_ns;
+        self.context.world.clients.insert(id, view);
         if high {
             self.ungated.insert(id);
         }
@@ -294,6 +302,9 @@ impl Harness {
         let mut state = shape.state;
         if self.high_active {
             state |= launch_state::HIGH_ACTIVE;
+        }
+        if clients.get(&client).is_some_and(|view| view.usage.min_share_permille > 0) {
+            state |= launch_state::MIN_SHARE;
         }
         if shape.waited_ns > 0 {
             state |= launch_state::OFFERED_AGAIN;
@@ -424,6 +435,7 @@ impl Harness {
                 in_flight_ns: running.fold(0, |all, one| all.saturating_add(one.predicted_ns)),
                 measured_ns: charged_ns,
                 charged_ns,
+                ..view.usage
             };
         }
     }

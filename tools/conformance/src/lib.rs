@@ -17,6 +17,7 @@
 //! | `no-starvation` | keeps holding a best-effort launch though high priority is idle |
 //! | `determinism` | answers the same events otherwise the second time |
 //! | `fair-by-weight` | (only if that is asked for; else for information) gives best-effort clients GPU time not by their weights |
+//! | `floor` | (likewise) gives a client with a floor less than that beside busy high-priority work |
 //! | `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
 //!
 //! All of it is virtual time and made from a seed: the same component, configuration and
@@ -25,6 +26,7 @@
 
 mod checks;
 mod fairness;
+mod floor;
 pub mod harness;
 mod report;
 mod state;
@@ -46,7 +48,7 @@ pub struct Options {
     pub streams: u32,
     /// Calls in each of the five phases of the check for growing memory.
     pub steady_calls: u32,
-    /// Best-effort clients must get GPU time by their weights; otherwise how they do is only told.
+    /// Best-effort clients must get GPU time by their weights and floors; otherwise how they do is only told.
     pub fair: bool,
 }
 

@@ -171,6 +171,11 @@ pub struct RunArgs {
     /// from 1 to 1000. Default: 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)))]
     pub weight: Option<u32>,
+    /// Floor of a best-effort program: of the time in which it has work it gets at least this share of GPU time, also
+    /// while high-priority programs are busy, such as 20%. The operator has to allow it
+    /// (`admission.min_share_percent_max`), and the policy to keep it.
+    #[arg(long, value_name = "PERCENT", value_parser = crate::client::min_share_percent)]
+    pub min_share: Option<f64>,
     /// What to do with launches while there is no core. Default: open, unless
     /// the core's configuration says otherwise.
     #[arg(long, value_enum)]
@@ -255,14 +260,15 @@ pub enum PolicyCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum ClientCommand {
-    /// Give a high-priority client other objectives while it runs.
+    /// Give a high-priority client other objectives, or a best-effort one another floor, while it runs.
     Set {
         /// Id of the client, or its name if no other client has that
         #[arg(value_name = "CLIENT")]
         client: String,
         /// Longest time that a request may take, such as 20ms
         #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
-        #[arg(required_unless_present_any = ["no_slo", "tpot", "no_tpot"], conflicts_with = "no_slo")]
+        #[arg(required_unless_present_any = ["no_slo", "tpot", "no_tpot", "min_share", "no_min_share"])]
+        #[arg(conflicts_with = "no_slo")]
         slo: Option<f64>,
         /// Share of requests, in percent, that must keep it. Default: as before, else 99.
         #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile, requires = "slo")]
@@ -277,6 +283,13 @@ pub enum ClientCommand {
         /// Take the objective for tokens away
         #[arg(long)]
         no_tpot: bool,
+        /// Least share of GPU time of a best-effort client, such as 20%, whatever programs may ask for
+        #[arg(long, value_name = "PERCENT", value_parser = crate::client::min_share_percent)]
+        #[arg(conflicts_with_all = ["no_min_share", "slo", "no_slo", "tpot", "no_tpot"])]
+        min_share: Option<f64>,
+        /// Take the floor of a best-effort client away
+        #[arg(long, conflicts_with_all = ["slo", "no_slo", "tpot", "no_tpot"])]
+        no_min_share: bool,
     },
 }
 

@@ -5,6 +5,7 @@ use crate::cli::ClientCommand;
 use crate::error::CtlError;
 use std::io::Write;
 use tally_admin::{ClientStatus, Needs, Objective, Request, Status};
+use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::{SLO_PERCENTILE_DEFAULT, slo_ns, slo_percentile};
 
 /// Value of `--slo`, ms.
@@ -21,6 +22,15 @@ pub fn slo_ms(text: &str) -> Result<f64, String> {
 /// What it should be.
 pub fn percentile(text: &str) -> Result<f64, String> {
     slo_percentile(text).map_err(|why| format!("expected {}", why.expected))
+}
+
+/// Value of `--min-share`, %.
+///
+/// # Errors
+/// What it should be.
+pub fn min_share_percent(text: &str) -> Result<f64, String> {
+    let percent = min_share_permille(text).map(|permille| f64::from(permille) / 10.0);
+    percent.map_err(|why| format!("expected {}", why.expected))
 }
 
 /// The one client that is meant: by its id, or by its name if no other has that.
@@ -46,9 +56,25 @@ fn find<'s>(all: &'s [ClientStatus], named: &str) -> Result<&'s ClientStatus, Ct
 /// Changes a client.
 pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
-    let ClientCommand::Set { client, slo, percentile, no_slo, tpot, no_tpot } = command;
+    let ClientCommand::Set {
+        client,
+        slo,
+        percentile,
+        no_slo,
+        tpot,
+        no_tpot,
+        min_share,
+        no_min_share,
+    } = command;
     let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
     let client = find(&status.clients, &client)?;
+    if min_share.is_some() || no_min_share {
+        let (id, percent) = (client.identity.id, min_share.unwrap_or(0.0));
+        let granted: f64 = core.get(&Request::ClientMinShare { client: id, percent })?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "client {id} ({}): floor {granted} % of GPU time", client.identity.name)?;
+        return Ok(());
+    }
     // A time alone keeps the percentile of the objective there is.
     let before = client.service.and_then(|service| service.objective);
     let objective = slo.map(|slo_ms| Objective {
@@ -102,5 +128,7 @@ mod tests {
             "expected a time from 10us to 600s with its unit, such as 20ms"
         );
         assert!(percentile("100").is_err());
+        assert_eq!(min_share_percent("12.5%"), Ok(12.5));
+        assert!(min_share_percent("20").unwrap_err().ends_with("such as 20%"));
     }
 }

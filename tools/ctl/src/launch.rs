@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tally_contract::limits::{CLIENT_TEXT_BYTES_MAX, LABELS_MAX, WEIGHT_MAX};
+use tally_contract::min_share::{MIN_SHARE, min_share_of_labels};
 use tally_contract::objective::{Objective, SLO, SLO_PERCENTILE, TPOT, tpot_of_labels};
 use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Notice};
@@ -118,14 +119,16 @@ fn environment(
 ) -> Result<Vec<(&'static str, OsString)>, CtlError> {
     let pairs = args.labels.iter().filter_map(|label| label.split_once('='));
     Objective::of_labels(pairs.clone())
-        .and(tpot_of_labels(pairs))
+        .and(tpot_of_labels(pairs.clone()))
+        .and(min_share_of_labels(pairs))
         .map_err(|why| CtlError::Usage(format!("label {why}")))?;
     // Objectives are labels.
     let slo = args.slo.map(|ms| format!("{SLO}={ms}ms"));
     let percentile = args.percentile.map(|share| format!("{SLO_PERCENTILE}={share}"));
     let tpot = args.tpot.map(|ms| format!("{TPOT}={ms}ms"));
     let weight = args.weight.map(|weight| format!("{WEIGHT}={weight}"));
-    let sugar = slo.iter().chain(&percentile).chain(&tpot).chain(&weight);
+    let min_share = args.min_share.map(|percent| format!("{MIN_SHARE}={percent}%"));
+    let sugar = slo.iter().chain(&percentile).chain(&tpot).chain(&weight).chain(&min_share);
     let labels: Vec<&str> = sugar.chain(&args.labels).map(String::as_str).collect();
     if labels.len() > LABELS_MAX {
         let count = labels.len();
@@ -135,6 +138,10 @@ fn environment(
     args.labels.iter().filter_map(|label| label.split_once('=')).try_for_each(check_weight)?;
     if args.weight.is_some() && args.priority == Priority::High {
         let why = "--weight is for best-effort programs: those of high priority do not wait for each other";
+        return Err(CtlError::Usage(why.into()));
+    }
+    if args.min_share.is_some() && args.priority == Priority::High {
+        let why = "--min-share is for best-effort programs: those of high priority never wait";
         return Err(CtlError::Usage(why.into()));
     }
     if (args.slo.or(args.tpot)).is_some() && args.priority != Priority::High {
@@ -272,6 +279,7 @@ mod tests {
             percentile: Some(99.9),
             tpot: Some(8.0),
             weight: None,
+            min_share: None,
             fail: Some(Fail::Hold),
             preload: None,
             no_check: true,
@@ -330,8 +338,14 @@ mod tests {
             let labels = all.into_iter().find(|(name, _)| *name == "TALLY_LABELS");
             Ok::<_, CtlError>(labels.map(|(_, value)| value.to_string_lossy().into_owned()))
         };
-        let heavy = RunArgs { weight: Some(3), ..best_effort() };
-        assert_eq!(labels(&heavy).unwrap().as_deref(), Some("weight=3\x1fteam=a"));
+        let heavy = RunArgs { weight: Some(3), min_share: Some(12.5), ..best_effort() };
+        let expected = "weight=3\x1fmin-share=12.5%\x1fteam=a";
+        assert_eq!(labels(&heavy).unwrap().as_deref(), Some(expected));
+        let wrong = RunArgs { labels: vec!["min-share=95%".into()], ..best_effort() };
+        let why = labels(&wrong).unwrap_err().to_string();
+        assert!(why.contains("label min-share=\"95%\": expected a share of GPU time"), "{why}");
+        let high = RunArgs { min_share: Some(5.0), ..args() };
+        assert!(labels(&high).unwrap_err().to_string().starts_with("--min-share is for"));
         for wrong in ["0", "1001", "many", "-1", ""] {
             let label = RunArgs { labels: vec![format!("weight={wrong}")], ..best_effort() };
             let why = labels(&label).unwrap_err().to_string();

@@ -153,6 +153,13 @@ impl Collector<'_> {
             }
             self.sample(&registry::WAITING, &of, c.waiting as f64);
             self.sample(&registry::WEIGHT, &of, f64::from(c.weight));
+            if let Some(floor) = c.min_share {
+                self.sample(&registry::MIN_SHARE_ASKED, &of, floor.asked_percent / 100.0);
+                self.sample(&registry::MIN_SHARE, &of, floor.granted_percent / 100.0);
+                if let Some(had) = floor.had_percent {
+                    self.sample(&registry::MIN_SHARE_HAD, &of, had / 100.0);
+                }
+            }
             self.sample(&registry::CHARGED_SHARE, &of, c.charged_percent / 100.0);
             self.sample(&registry::GOVERNED, &of, flag(c.governed));
         }
@@ -241,7 +248,7 @@ fn exposition(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_admin::{Class, ClientStatus, Identity};
+    use tally_admin::{Class, ClientStatus, Identity, MinShare};
 
     fn client(name: &str) -> ClientStatus {
         let class = Class::BestEffort;
@@ -288,7 +295,14 @@ mod tests {
             ..Totals::default()
         };
         status.totals = [(Class::BestEffort, sums)].into();
-        let train = ClientStatus { weight: 3, charged_percent: 50.0, ..client("train") };
+        let min_share =
+            MinShare { asked_percent: 40.0, granted_percent: 20.0, had_percent: Some(25.0) };
+        let train = ClientStatus {
+            weight: 3,
+            min_share: Some(min_share),
+            charged_percent: 50.0,
+            ..client("train")
+        };
         status.clients = vec![ClientStatus { charged_ms: 1500.0, ..train }];
         let text = exposition(&status);
         let common = r#"gpu="GPU-1",socket="/s/clients/core.sock""#;
@@ -310,6 +324,11 @@ mod tests {
                 "1.5",
             ),
             ("tally_client_weight", r#",client="1",name="train",class="best-effort""#, "3"),
+            (
+                "tally_client_min_share_ratio",
+                r#",client="1",name="train",class="best-effort""#,
+                "0.2",
+            ),
             (
                 "tally_client_gpu_charged_ratio",
                 r#",client="1",name="train",class="best-effort""#,

@@ -13,6 +13,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 use tally_contract::limits::WEIGHT_MAX;
+use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::{Objective, SLO_PERCENTILE_DEFAULT};
 use tally_engine::policy::Policy;
 use tally_simulator::{
@@ -29,8 +30,9 @@ pub struct SimArgs {
     #[arg(long, value_name = "TRACE")]
     pub hp: Option<String>,
     /// A best-effort program, such as a training: a built-in trace or a file (.csv, .csv.gz). May be given several
-    /// times, each with a weight from 1 to 1000 (default 1) for its share of the GPU.
-    #[arg(long, value_name = "TRACE[,weight=N]", required = true, value_parser = program)]
+    /// times, each with a weight from 1 to 1000 (default 1) for its share of the GPU, and a floor, such as
+    /// `min_share=20%`.
+    #[arg(long, value_name = "TRACE[,weight=N][,min_share=PERCENT]", required = true, value_parser = program)]
     pub be: Vec<Program>,
     /// Load of the inference: requests arrive at random, at a rate that would keep it busy for this share of the time
     /// if it were alone.
@@ -125,22 +127,34 @@ pub enum TransformableArg {
 pub struct Program {
     trace: String,
     weight: u32,
+    min_share_permille: u32,
 }
 
-/// A trace, and its weight after the last comma: a file's name may have commas.
+/// A trace, and its weight and floor after the last commas: a file's name may have commas.
 fn program(text: &str) -> Result<Program, String> {
-    let (trace, weight) = match text.rsplit_once(",weight=") {
-        None => (text, 1),
-        Some((trace, weight)) => match weight.parse() {
-            Ok(weight @ 1..=WEIGHT_MAX) => (trace, weight),
-            _ => {
-                return Err(format!(
-                    "weight={weight}: expected a whole number from 1 to {WEIGHT_MAX}"
-                ));
+    let (mut trace, mut weight, mut floor) = (text, None, None);
+    while let Some((before, option)) = trace.rsplit_once(',') {
+        match option.split_once('=') {
+            Some(("weight", n)) if weight.is_none() => {
+                let number = n.parse().ok().filter(|n| (1..=WEIGHT_MAX).contains(n));
+                let why = || format!("weight={n}: expected a whole number from 1 to {WEIGHT_MAX}");
+                weight = Some(number.ok_or_else(why)?);
             }
-        },
-    };
-    Ok(Program { trace: trace.into(), weight })
+            Some(("min_share", share)) if floor.is_none() => {
+                let permille = min_share_permille(share);
+                floor = Some(
+                    permille.map_err(|e| format!("min_share={share}: expected {}", e.expected))?,
+                );
+            }
+            _ => break,
+        }
+        trace = before;
+    }
+    Ok(Program {
+        trace: trace.into(),
+        weight: weight.unwrap_or(1),
+        min_share_permille: floor.unwrap_or(0),
+    })
 }
 
 /// A value of `--frontier`.
@@ -171,7 +185,7 @@ fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
 struct Scene {
     setup: Setup,
     high: Option<Trace>,
-    low: Vec<(Trace, u32)>,
+    low: Vec<(Trace, Program)>,
     arrivals: Arrivals,
 }
 
@@ -180,7 +194,7 @@ impl Scene {
         let setup = setup(args)?;
         let load = positive("load", args.load, 100.0)?;
         let high = args.hp.as_ref().map(|name| trace("hp", name)).transpose()?;
-        let low = args.be.iter().map(|one| Ok((trace("be", &one.trace)?, one.weight)));
+        let low = args.be.iter().map(|one| Ok((trace("be", &one.trace)?, one.clone())));
         let low = low.collect::<Result<_, CtlError>>()?;
         let arrivals = match &args.arrivals {
             Some(path) => Arrivals::open(path).map_err(|e| CtlError::Failed(format!("--{e}")))?,
@@ -198,8 +212,13 @@ impl Scene {
 
     fn simulate(&self, slo: Option<Objective>, policy: Option<Box<dyn Policy + Send>>) -> Report {
         let low = self.low.iter();
-        let tenants: Vec<Tenant<'_>> =
-            low.map(|(trace, weight)| Tenant { trace, weight: *weight }).collect();
+        let tenants: Vec<Tenant<'_>> = low
+            .map(|(trace, one)| Tenant {
+                trace,
+                weight: one.weight,
+                min_share_permille: one.min_share_permille,
+            })
+            .collect();
         let setup = Setup { slo, ..self.setup };
         simulate_several(&setup, self.high.as_ref(), &tenants, &self.arrivals, policy)
     }
@@ -293,6 +312,9 @@ mod tests {
         let parts = |text| program(text).map(|program| (program.trace, program.weight));
         assert_eq!(parts("gpt"), Ok(("gpt".into(), 1)));
         assert_eq!(parts("a,weight=2.csv,weight=3"), Ok(("a,weight=2.csv".into(), 3)));
+        let both = program("a,min_share=12.5%,weight=3").unwrap();
+        assert_eq!((&*both.trace, both.weight, both.min_share_permille), ("a", 3, 125));
+        assert!(program("a,min_share=12").is_err_and(|why| why.contains("such as 20%")));
         for wrong in ["gpt,weight=0", "gpt,weight=1001", "gpt,weight=x", "gpt,weight="] {
             assert!(parts(wrong).is_err_and(|why| why.contains("from 1 to 1000")), "{wrong}");
         }

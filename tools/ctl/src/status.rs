@@ -10,8 +10,8 @@ use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
-    Active, Class, ClientStatus, KernelStatus, MechanismState, MpsUse, PolicyReport, Quantiles,
-    Request, Status, UngovernedStatus, WaitReason,
+    Active, Class, ClientStatus, KernelStatus, MechanismState, MinShare, MpsUse, PolicyReport,
+    Quantiles, Request, Status, UngovernedStatus, WaitReason,
 };
 
 /// Longest name shown in a table.
@@ -255,6 +255,19 @@ fn why(client: &ClientStatus) -> String {
     }
 }
 
+/// The floor of a best-effort client, and what it had.
+fn floor(out: &mut impl Write, id: u32, min_share: Option<MinShare>) -> std::io::Result<()> {
+    let Some(MinShare { asked_percent: asked, granted_percent: granted, had_percent }) = min_share
+    else {
+        return Ok(());
+    };
+    write!(out, "  {id}: floor: {asked} % of GPU time asked, {granted} % granted")?;
+    match had_percent {
+        Some(had) => writeln!(out, ", {had:.1} % had while it had work"),
+        None => writeln!(out),
+    }
+}
+
 fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     writeln!(out)?;
@@ -304,6 +317,7 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
     print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
     for c in all {
         let id = c.identity.id;
+        floor(out, id, c.min_share)?;
         service::requests(out, id, c.service.as_ref(), paint)?;
         service::marks(out, id, c.service.as_ref(), paint)?;
         for (why, what) in

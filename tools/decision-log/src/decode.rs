@@ -255,6 +255,9 @@ impl<'a> Bytes<'a> {
             in_flight_ns: self.u64()?,
             measured_ns: self.u64()?,
             charged_ns: self.u64()?,
+            min_share_permille: self.u32()?,
+            backlogged_ns: self.u64()?,
+            backlogged_since_ns: self.u64()?,
         })
     }
 

@@ -166,12 +166,15 @@ fn about() -> impl Strategy<Value = About> {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (any::<[u64; 4]>(), any::<u32>()).prop_map(|(n, in_flight)| Usage {
+    (any::<[u64; 6]>(), any::<[u32; 2]>()).prop_map(|(n, [in_flight, min_share_permille])| Usage {
         waiting_since_ns: n[0],
         in_flight,
         in_flight_ns: n[1],
         measured_ns: n[2],
         charged_ns: n[3],
+        min_share_permille,
+        backlogged_ns: n[4],
+        backlogged_since_ns: n[5],
     })
 }
 

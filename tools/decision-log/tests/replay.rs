@@ -105,6 +105,9 @@ proptest! {
     /// world is; what `fifo` remembers is nothing.
     #[test]
     fn a_world_described_in_mid_run_is_the_same(stream in inputs(), at in 0usize..100) {
+        // What becomes of services is told only if the policy reads it.
+        let is_told = |(_, input): &(u64, Input)| !matches!(input, Input::Tokens(..));
+        let stream: Vec<_> = stream.into_iter().filter(is_told).collect();
         let recorder = Recorder::default();
         let mut driver = Driver::new(Named(load(&HOST, "policies", "fifo"), "fifo"), recorder.clone());
         let at = at.min(stream.len());

@@ -17,8 +17,10 @@ fn run(
     high: Option<&Trace>,
     programs: &[(&Trace, u32)],
 ) -> Report {
-    let tenants: Vec<Tenant<'_>> =
-        programs.iter().map(|&(trace, weight)| Tenant { trace, weight }).collect();
+    let tenants: Vec<Tenant<'_>> = programs
+        .iter()
+        .map(|&(trace, weight)| Tenant { trace, weight, min_share_permille: 0 })
+        .collect();
     let setup = Setup { sharing, seconds: 2.0, ..Setup::default() };
     let policy = tally_native_policy::by_name(policy, config).unwrap();
     simulate_several(&setup, high, &tenants, &Arrivals::Poisson { load: 0.3 }, Some(policy))
@@ -102,5 +104,29 @@ fn one_alone_costs_the_policy_no_more_calls_than_before() {
             assert_eq!((decisions.asked, decisions.held), (1, 0), "{sharing:?}: a lease for all");
             assert!(report.fairness.is_none());
         }
+    }
+}
+
+/// What a training had of the time in which it had work, beside an inference that is busy nearly always.
+fn had_beside_a_busy_inference(policy: &str, sharing: SharingMode, min_share_permille: u32) -> f64 {
+    let high = Trace::open("bert_large_infer_b1_s128").unwrap();
+    let low = Trace::open("resnet50_train_b64").unwrap();
+    let setup = Setup { sharing, seconds: 4.0, overrun_seconds: 0.5, ..Setup::default() };
+    let tenants = [Tenant { trace: &low, weight: 1, min_share_permille }];
+    let policy = tally_native_policy::by_name(policy, "").unwrap();
+    let load = Arrivals::Poisson { load: 0.97 };
+    let report = simulate_several(&setup, Some(&high), &tenants, &load, Some(policy));
+    report.floors.first().map_or_else(|| sum(&report), |floor| floor.had)
+}
+
+/// Where contexts take turns, the hardware's time slices decide what a launch gets that was let in.
+#[test]
+fn a_floor_is_kept_beside_an_inference_that_hardly_idles() {
+    for policy in POLICIES {
+        let without = had_beside_a_busy_inference(policy, SharingMode::Mps, 0);
+        let had = had_beside_a_busy_inference(policy, SharingMode::Mps, 300);
+        assert!(without < 0.2, "{policy}: {without}");
+        // Of four seconds; in the first it still has had more before.
+        assert!((0.25..0.35).contains(&had), "{policy}: {had}");
     }
 }

@@ -26,6 +26,9 @@ pub struct Report {
     /// Each of them, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fairness: Option<Fairness>,
+    /// Best-effort programs that have a floor.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub floors: Vec<Floor>,
     /// The best-effort launches, as they were decided.
     pub decisions: Option<Decisions>,
     /// Launches simulated, of all programs.
@@ -124,6 +127,16 @@ pub struct Shared {
     pub weight_share: f64,
     /// What `gpu_share` should be: by weight, but nobody gets more than it uses alone.
     pub fair_share: f64,
+}
+
+/// A best-effort program that has a floor, in the window of arrivals.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Floor {
+    pub trace: String,
+    /// Least share of GPU time that it is to get of the time in which it has work.
+    pub min_share: f64,
+    /// The share that it was charged for. Under MPS it is charged all the time in which its kernels run.
+    pub had: f64,
 }
 
 /// The best-effort launches, as they were decided.

@@ -2,6 +2,7 @@
 //! answers reaches the programs and the device.
 
 mod decided;
+mod floors;
 mod introduce;
 mod outcome;
 mod solo;
@@ -14,7 +15,7 @@ use crate::gpu::{
 };
 use crate::host::Host;
 use crate::model::Model;
-use crate::report::Report;
+use crate::report::{Floor, Report};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use outcome::Window;
 use solo::Solo;
@@ -92,6 +93,8 @@ pub struct Tenant<'a> {
     pub trace: &'a Trace,
     /// Its share relative to other best-effort programs (the label `weight`).
     pub weight: u32,
+    /// Its floor, permille; 0: none.
+    pub min_share_permille: u32,
 }
 
 /// A kernel launch as the engine sees it.
@@ -116,6 +119,7 @@ struct Tickets {
 struct Program<'a> {
     trace: &'a Trace,
     weight: u32,
+    min_share_permille: u32,
     /// Absent: there is no such program.
     host: Option<Host>,
     known: Vec<Known>,
@@ -150,6 +154,8 @@ struct Sim<'a> {
     queued_ns: Vec<u64>,
     spread: f64,
     random: Random,
+    /// In the window of arrivals.
+    floors: Vec<Floor>,
 }
 
 /// Run the inference beside the training, if there is one. Without a policy nothing is
@@ -161,7 +167,8 @@ pub fn simulate(
     arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
-    let tenants: Vec<Tenant> = low.map(|trace| Tenant { trace, weight: 1 }).into_iter().collect();
+    let tenant = |trace| Tenant { trace, weight: 1, min_share_permille: 0 };
+    let tenants: Vec<Tenant> = low.map(tenant).into_iter().collect();
     simulate_several(setup, Some(high), &tenants, arrivals, policy)
 }
 
@@ -194,12 +201,13 @@ pub fn simulate_several(
     times.iter_mut().for_each(|at| *at += warm_ns);
     let unscheduled = policy.is_none();
     let traces: Vec<Tenant> =
-        lows.iter().zip(low).map(|(trace, low)| Tenant { trace, weight: low.weight }).collect();
+        lows.iter().zip(low).map(|(trace, low)| Tenant { trace, ..*low }).collect();
     let mut sim = Sim::new(*setup, &here, high.is_some(), &traces, &times, policy);
     sim.spread = solo.spread;
     sim.run_until(warm_ns, false);
-    let before = sim.progress();
+    let (before, had) = (sim.progress(), sim.had());
     sim.run_until(warm_ns + window_ns, false);
+    sim.floors = sim.floors_since(&had);
     // In iterations, which take so long alone.
     let plain_ns = low.iter().map(|low| low.trace.timed_in(SharingMode::Timeslice).period_ns);
     let window = Window::new(window_ns, &before, &sim.progress(), plain_ns);
@@ -220,9 +228,10 @@ impl<'a> Sim<'a> {
         let slices = if governed { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
         let linger_ns = if governed { setup.model.linger_ns } else { 0 };
         let model = Model { linger_ns, ..setup.model };
-        let program = |trace, weight, host| Program {
-            trace,
-            weight,
+        let program = |tenant: Tenant<'a>, host| Program {
+            trace: tenant.trace,
+            weight: tenant.weight,
+            min_share_permille: tenant.min_share_permille,
             host,
             known: Vec::new(),
             completions: Completions::default(),
@@ -231,9 +240,10 @@ impl<'a> Sim<'a> {
             tickets: Tickets::default(),
         };
         let inference = is_there.then(|| Host::new(high, false));
-        let mut programs = vec![program(high, 1, inference)];
+        let first = Tenant { trace: high, weight: 1, min_share_permille: 0 };
+        let mut programs = vec![program(first, inference)];
         for low in low {
-            programs.push(program(low.trace, low.weight, Some(Host::new(low.trace, true))));
+            programs.push(program(*low, Some(Host::new(low.trace, true))));
         }
         let mut sim = Sim {
             setup,
@@ -260,6 +270,7 @@ impl<'a> Sim<'a> {
             free_ns: 0,
             service_ns: Vec::new(),
             queued_ns: Vec::new(),
+            floors: Vec::new(),
         };
         for lane in LOW..sim.programs.len() {
             let stretch = sim.stretch(lane);

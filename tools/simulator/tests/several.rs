@@ -48,8 +48,10 @@ fn run(
     policy: Option<Box<dyn Policy + Send>>,
     programs: &[(&Trace, u32)],
 ) -> Report {
-    let tenants: Vec<Tenant<'_>> =
-        programs.iter().map(|&(trace, weight)| Tenant { trace, weight }).collect();
+    let tenants: Vec<Tenant<'_>> = programs
+        .iter()
+        .map(|&(trace, weight)| Tenant { trace, weight, min_share_permille: 0 })
+        .collect();
     let setup = Setup { sharing, seconds: 1.0, warm_up_seconds: Some(0.1), ..Setup::default() };
     simulate_several(&setup, None, &tenants, &Arrivals::Poisson { load: 0.5 }, policy)
 }
@@ -119,11 +121,14 @@ fn one_program_is_reported_as_ever_and_the_same_bytes_come_each_time() {
     let load = Arrivals::Poisson { load: 0.5 };
     let json = |report: &Report| serde_json::to_string(report).unwrap();
     let one = json(&simulate(&setup, &high, Some(&low), &load, free()));
-    let tenants = [Tenant { trace: &low, weight: 7 }];
+    let tenants = [Tenant { trace: &low, weight: 7, min_share_permille: 0 }];
     let same = json(&simulate_several(&setup, Some(&high), &tenants, &load, free()));
     assert_eq!(one, same);
     assert!(!one.contains("fairness"), "{one}");
-    let both = [Tenant { trace: &low, weight: 7 }, Tenant { trace: &low, weight: 1 }];
+    let both = [
+        Tenant { trace: &low, weight: 7, min_share_permille: 0 },
+        Tenant { trace: &low, weight: 1, min_share_permille: 0 },
+    ];
     let several = || json(&simulate_several(&setup, Some(&high), &both, &load, free()));
     assert_eq!(several(), several());
 }

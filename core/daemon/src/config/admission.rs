@@ -73,6 +73,10 @@ pub struct Admission {
     /// `user_clients_max`) may add to the core's table.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub user_kernels_max: u32,
+    /// Floor that a best-effort program may have at most (`--min-share`, the label `min-share`), percent of GPU time. It
+    /// takes from high-priority programs. 0: none, whatever programs ask for; admins may give floors all the same.
+    #[schemars(range(max = 90))]
+    pub min_share_percent_max: u32,
     /// A connection that has sent no request after this time is closed.
     #[schemars(range(min = 10, max = 60_000))]
     pub hello_timeout_ms: u64,
@@ -86,6 +90,7 @@ impl Default for Admission {
             reserved_clients: 32,
             user_joins_per_s: 20,
             user_kernels_max: 16_384,
+            min_share_percent_max: 0,
             hello_timeout_ms: 1_000,
         }
     }

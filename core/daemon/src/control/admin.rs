@@ -15,6 +15,7 @@
 //! | `{"cmd":"ab_report"}` | [`Report`](tally_ab::Report) of the A/B test that runs, or ran last | likewise |
 //! | `{"cmd":"ab_stop"}` | the report | admins |
 //! | `{"cmd":"client_set","client":ID,"objective":`[`Objective`](tally_admin::Objective)`}`, or `null` | the objective | admins |
+//! | `{"cmd":"client_min_share","client":ID,"percent":N}` | what it is granted, % | admins |
 //! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
@@ -35,6 +36,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tally_admin::{Profiles, RecordRequest, Request};
 use tally_contract::limits::{NON_ADMIN_PAUSE_MS, REQUEST_BYTES_MAX};
+use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::{Objective, tpot_ns};
 use tally_ipc::admin;
 use tokio::io::Interest;
@@ -292,8 +294,13 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
             }
             Err(e) => error(Code::Unavailable, e),
         },
-        Request::ClientSet { .. } if !may_change => denied("change a client"),
+        Request::ClientSet { .. } | Request::ClientMinShare { .. } if !may_change => {
+            denied("change a client")
+        }
         Request::ClientSet { client, needs } => set_objectives(plane, uid, client, needs).await,
+        Request::ClientMinShare { client, percent } => {
+            set_min_share(plane, uid, client, percent).await
+        }
         Request::Stop {} if !may_change => denied("stop the core"),
         Request::Stop {} => {
             tracing::info!(uid, "asked to stop");
@@ -302,6 +309,26 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
         }
     }
 }
+/// Gives a best-effort client another floor, or none. An admin may exceed what programs may have.
+async fn set_min_share(plane: &Plane, uid: u32, id: u32, percent: f64) -> Value {
+    let asked = match percent {
+        0.0 => 0,
+        _ => match min_share_permille(&format!("{percent}%")) {
+            Ok(asked) => asked,
+            Err(why) => return error(Code::BadRequest, why),
+        },
+    };
+    let set = |done| Control::SetMinShare { id, asked, allowed: asked, done };
+    match plane.control.ask(set).await {
+        Ok(Some(granted)) => {
+            tracing::info!(uid, id, asked, granted, "asked to change a client's floor, permille");
+            json!({"ok": f64::from(granted) / 10.0})
+        }
+        Ok(None) => error(Code::BadRequest, format!("there is no best-effort client {id}")),
+        Err(e) => error(Code::Unavailable, e),
+    }
+}
+
 /// Gives a high-priority client other objectives, or none.
 async fn set_objectives(plane: &Plane, uid: u32, id: u32, asked: tally_admin::Needs) -> Value {
     let objective = asked.objective.map(|o| Objective::new(o.slo_ms * 1e6, o.percentile));

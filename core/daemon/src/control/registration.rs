@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tally_contract::limits::JOIN_WAIT_MS_MAX;
+use tally_contract::min_share::min_share_of_labels;
 use tally_contract::objective::{Objective, tpot_of_labels};
 use tally_engine::policy::{Class, ClientInfo};
 use tally_ipc::frame;
@@ -309,11 +310,14 @@ async fn hand_over(
     let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v))).collect();
     let info = ClientInfo { id, class, name: printable(hello.name), labels };
     let pairs = info.labels.iter().map(|(key, value): &(String, String)| (&**key, &**value));
-    if let Err(why) = Objective::of_labels(pairs.clone()).and(tpot_of_labels(pairs))
+    if let Err(why) = Objective::of_labels(pairs.clone())
+        .and(tpot_of_labels(pairs.clone()))
+        .and(min_share_of_labels(pairs.clone()))
         && plane.journal.may(Kind::Registered)
     {
-        tracing::warn!(id, name = info.name, "an objective of it is ignored: label {why}");
+        tracing::warn!(id, name = info.name, "what it asks for is ignored: label {why}");
     }
+    let min_share = min_share_of_labels(pairs).unwrap_or(None);
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);
     let (watched, doorbell) = park::doorbell()?;
@@ -329,6 +333,10 @@ async fn hand_over(
         witness,
     });
     plane.control.ask(|done| Control::Join { client, done }).await?;
+    if let Some(asked) = min_share.filter(|_| class == Class::BestEffort) {
+        let allowed = plane.config.admission.min_share_percent_max * 10;
+        plane.control.ask(|done| Control::SetMinShare { id, asked, allowed, done }).await?;
+    }
     Ok((welcome, fds, info))
 }
 

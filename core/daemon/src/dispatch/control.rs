@@ -103,6 +103,15 @@ pub enum Control {
         /// Told whether there is such a high-priority client.
         done: oneshot::Sender<bool>,
     },
+    /// A best-effort client's floor, permille; 0: none.
+    SetMinShare {
+        id: u32,
+        asked: u32,
+        /// What it may have at most.
+        allowed: u32,
+        /// Told what it is granted; `None`: there is no such best-effort client.
+        done: oneshot::Sender<Option<u32>>,
+    },
     /// Make another policy active.
     SetPolicy {
         policy: Loaded,

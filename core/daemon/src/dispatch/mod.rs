@@ -32,6 +32,7 @@ pub mod kernels;
 pub mod latency;
 pub mod marks;
 pub mod measure;
+pub mod min_share;
 pub mod park;
 mod pass;
 pub mod probe;
@@ -51,6 +52,7 @@ use control::{Control, ControlReceiver, Left, NewClient, Notice, Retired};
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
 use measure::Measuring;
+use min_share::MinShares;
 use park::Parker;
 use pass::Order;
 use profile_cache::ProfileCache;
@@ -114,6 +116,7 @@ struct Dispatch {
     decision: Latency,
     held: Latency,
     measuring: Measuring,
+    min_shares: MinShares,
     profile_cache: ProfileCache,
     status: Option<Job>,
     background: Option<Background>,
@@ -163,6 +166,7 @@ impl Dispatch {
             decision: Latency::new(),
             held: Latency::new(),
             measuring: Measuring::default(),
+            min_shares: MinShares::default(),
             profile_cache,
             status: None,
             background: None,
@@ -362,6 +366,9 @@ impl Dispatch {
                 Control::SetObjectives { id, objective, tpot_ns, done } => {
                     let _ = done.send(self.set_objectives(now, id, objective, tpot_ns));
                 }
+                Control::SetMinShare { id, asked, allowed, done } => {
+                    let _ = done.send(self.set_min_share(now, id, asked, allowed));
+                }
                 Control::Recent { limits_ns, done } => {
                     let services = self.clients.iter().filter_map(|c| c.service.as_deref());
                     let _ = done.send(service::recent(services, now, &limits_ns));
@@ -456,12 +463,13 @@ impl Dispatch {
     fn remove(&mut self, now: u64, at: usize) -> Left {
         let mut client = self.clients.remove(at);
         self.parker.forget(&client.link.doorbell);
-        let numbers = ClientNumbers::of(&client, &self.engine);
+        let numbers = ClientNumbers::of(&client, &self.engine, &self.min_shares);
         client.link.core.serving.store(0, SeqCst);
         // Those that are not woken look around by themselves soon.
         let _ = wait::wake(&client.link.region, &client.link.core);
         self.engine.client_left(now, client.id(), &mut self.actions);
         client.release_kernels(&mut self.engine);
+        self.forget_min_share(now, client.id());
         self.apply(now);
         self.neighbours_changed = true;
         Left { numbers, _client: client }
@@ -527,7 +535,8 @@ impl Dispatch {
             self.status = Some(job);
             return;
         }
-        let clients = self.clients.iter().map(|c| ClientNumbers::of(c, &self.engine)).collect();
+        let of = |c: &DispatchClient| ClientNumbers::of(c, &self.engine, &self.min_shares);
+        let clients = self.clients.iter().map(|c| of(c)).collect();
         job.finish(&self.engine, |snapshot| {
             snapshot.clients = clients;
             snapshot.device = self.profile_cache.device();

@@ -6,10 +6,12 @@ use super::Engine;
 use super::client::{DispatchClient, Oddities};
 use super::handover::FaultCost;
 use super::marks::MarkNumbers;
+use super::min_share::{MinShare, MinShares};
 use super::service::ServiceNumbers;
 use crate::profile_store::profiled::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_admin::{Quantiles, SwapPauseUs};
+use tally_engine::engine::Had;
 use tally_engine::policy::{Form, KernelId};
 use tally_engine::profile::{FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};
@@ -97,6 +99,8 @@ pub struct ClientNumbers {
     pub id: u32,
     /// Its share relative to other clients, as policies see it.
     pub weight: u32,
+    /// Its floor, if it asked for one, and what it had since.
+    pub min_share: Option<(MinShare, Had)>,
     /// What the engine counted for this client.
     pub stats: ClientStats,
     /// The engine's view of it now.
@@ -117,12 +121,21 @@ pub struct ClientNumbers {
 }
 
 impl ClientNumbers {
-    pub fn of(client: &DispatchClient, engine: &Engine) -> Self {
+    pub fn of(client: &DispatchClient, engine: &Engine, min_shares: &MinShares) -> Self {
         let id = client.id();
         let (region, read_ns) = (&client.link.region, now_ns());
         let marks = client.marks.as_ref();
+        let min_share = min_shares.get(id).map(|one| {
+            let had = engine.had(read_ns, id).unwrap_or_default();
+            let since = Had {
+                charged_ns: had.charged_ns.saturating_sub(one.from.charged_ns),
+                backlogged_ns: had.backlogged_ns.saturating_sub(one.from.backlogged_ns),
+            };
+            (one, since)
+        });
         ClientNumbers {
             id,
+            min_share,
             weight: engine.world().clients.get(&id).map_or(1, |view| view.info.weight()),
             stats: engine.client_stats(id).unwrap_or_default(),
             state: engine.client_state(id).unwrap_or(ClientState {

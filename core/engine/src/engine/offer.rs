@@ -144,6 +144,7 @@ impl<P: Policy> Engine<P> {
             class: c.info.class,
             kernel: s.kernel.unwrap_or(NO_KERNEL),
             state: s.state
+                | if c.min_share_permille > 0 { launch_state::MIN_SHARE } else { 0 }
                 | if self.high_active { launch_state::HIGH_ACTIVE } else { 0 }
                 | if head.offered { launch_state::OFFERED_AGAIN } else { 0 },
             offered: offered(&self.context.world.profiles, &s),

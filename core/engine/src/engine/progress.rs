@@ -128,6 +128,7 @@ impl<P: Policy> Engine<P> {
             }
         }
         c.moved(now_ns);
+        c.note_backlog(now_ns);
         self.beside.note(now_ns, was_active, c.is_active());
         let high = c.info.class == Class::High;
         for event in told {

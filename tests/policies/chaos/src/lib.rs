@@ -348,6 +348,9 @@ fn used() -> u64 {
             + 100 * c.in_flight_ns
             + u64::from(c.in_flight)
             + c.waiting_since_ns
+            + 1_000 * u64::from(c.min_share_permille)
+            + 2 * c.backlogged_ns
+            + 3 * c.backlogged_since_ns
     })
 }
 

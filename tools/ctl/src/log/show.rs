@@ -103,8 +103,8 @@ fn line(record: &Record, context: &Context) -> String {
         ),
         Record::Client(c) => format!("client {} {} {}", c.id, c.name, class(c.class)),
         Record::Usage { id, usage: u } => format!(
-            "client {id}: {} launches in flight ({} ns), {} ns measured, {} ns charged",
-            u.in_flight, u.in_flight_ns, u.measured_ns, u.charged_ns
+            "client {id}: {} launches in flight ({} ns), {} ns measured, {} ns charged, floor {} permille",
+            u.in_flight, u.in_flight_ns, u.measured_ns, u.charged_ns, u.min_share_permille
         ),
         Record::Service { id, view: v } => {
             let slo =
@@ -253,6 +253,8 @@ fn value(record: &Record, context: &Context) -> Value {
         Record::Usage { id, usage: u } => json!({"usage": {
             "id": id, "waiting_since_ns": u.waiting_since_ns, "in_flight": u.in_flight,
             "in_flight_ns": u.in_flight_ns, "measured_ns": u.measured_ns, "charged_ns": u.charged_ns,
+            "min_share_permille": u.min_share_permille, "backlogged_ns": u.backlogged_ns,
+            "backlogged_since_ns": Some(u.backlogged_since_ns).filter(|ns| *ns != NEVER),
         }}),
         Record::Service { id, view: v } => json!({"service": {
             "id": id, "slo_ns": v.objective.map(|o| o.slo_ns), "percentile": v.objective.map(|o| o.percentile),

@@ -108,6 +108,12 @@ metrics! {
         "Launches of this client that wait for a decision.";
     WEIGHT: gauge "tally_client_weight" ["client", "name", "class"]
         "Share of best-effort GPU time that this client is to get, relative to other clients.";
+    MIN_SHARE_ASKED: gauge "tally_client_min_share_asked_ratio" ["client", "name", "class"]
+        "Floor that this client, or an admin, asked for: least GPU time over the time in which it has work.";
+    MIN_SHARE: gauge "tally_client_min_share_ratio" ["client", "name", "class"]
+        "Floor that this client is granted: least GPU time over the time in which it has work.";
+    MIN_SHARE_HAD: gauge "tally_client_min_share_had_ratio" ["client", "name", "class"]
+        "GPU time charged to this client over the time in which it had work, since it asked for its floor.";
     CHARGED_SHARE: gauge "tally_client_gpu_charged_ratio" ["client", "name", "class"]
         "GPU time charged for launches of this client over the time since it registered.";
     GOVERNED: gauge "tally_client_governed" ["client", "name", "class"]

@@ -21,7 +21,7 @@ pub struct CheckArgs {
     /// Seed of the random event streams.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Require that best-effort clients get GPU time by their weights
+    /// Require that best-effort clients get GPU time by their weights and floors
     #[arg(long)]
     pub fair: bool,
     /// The limits of the policy: the core's defaults, or those for components with an interpreter.

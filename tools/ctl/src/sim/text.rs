@@ -4,7 +4,7 @@ use crate::error::CtlError;
 use crate::table::{Align, table};
 use std::io::Write;
 use tally_simulator::Report;
-use tally_simulator::report::{Fairness, Shared};
+use tally_simulator::report::{Fairness, Floor, Shared};
 
 pub fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(), CtlError> {
     writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.sharing, r.seconds, r.seed)?;
@@ -13,6 +13,13 @@ pub fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Resu
     }
     if let Some(b) = &r.best_effort {
         writeln!(out, "best effort    {}: share {:.3}, {} launches", b.trace, b.share, b.done)?;
+    }
+    for Floor { trace, min_share, had } in &r.floors {
+        let (least, had) = (min_share * 100.0, had * 100.0);
+        writeln!(
+            out,
+            "floor          {trace}: {least:.1} % of GPU time, {had:.1} % had while it had work"
+        )?;
     }
     if let Some(fairness) = &r.fairness {
         shares(out, fairness)?;

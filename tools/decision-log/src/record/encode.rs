@@ -143,6 +143,9 @@ impl Encoder<'_> {
         self.u64(usage.in_flight_ns);
         self.u64(usage.measured_ns);
         self.u64(usage.charged_ns);
+        self.u32(usage.min_share_permille);
+        self.u64(usage.backlogged_ns);
+        self.u64(usage.backlogged_since_ns);
     }
 
     pub fn service(&mut self, id: ClientId, view: &ServiceView) {

@@ -79,6 +79,10 @@ pub enum Input {
     End(u32, u8),
     Yielded(u32, u16),
     Activity(u32, bool),
+    /// Client, permille.
+    Floor(u32, u32),
+    /// Client: tokens that took so long end, or another objective for them.
+    Tokens(u32, u32),
     Transform(u8, u8),
     Forget(u8),
     Tick,
@@ -93,7 +97,10 @@ pub fn input() -> impl Strategy<Value = Input> {
             .prop_map(|(c, k, s, f)| Input::Submit(c, k, s, f)),
         6 => (client.clone(), 1u8..4).prop_map(|(c, n)| Input::End(c, n)),
         2 => (client.clone(), any::<u16>()).prop_map(|(c, ns)| Input::Yielded(c, ns)),
-        3 => (client, any::<bool>()).prop_map(|(c, busy)| Input::Activity(c, busy)),
+        3 => (client.clone(), any::<bool>()).prop_map(|(c, busy)| Input::Activity(c, busy)),
+        2 => (client.clone(), prop_oneof![Just(0), 10_u32..=900])
+            .prop_map(|(c, permille)| Input::Floor(c, permille)),
+        1 => (client, 0_u32..50_000).prop_map(|(c, us)| Input::Tokens(c, us)),
         2 => (0u8..12, 0u8..5).prop_map(|(k, s)| Input::Transform(k, s)),
         1 => (0u8..12).prop_map(Input::Forget),
         3 => Just(Input::Tick),
@@ -183,6 +190,12 @@ impl Driver {
                 e.launch_yielded(id, self.ended[id as usize], u64::from(ns) * 10 + 1);
             }
             Input::Activity(id, busy) => e.high_activity(now, id, busy, now, out),
+            Input::Floor(id, permille) => e.set_min_share(now, id, permille, out),
+            Input::Tokens(id, us) if us % 5 == 0 => {
+                let ns = u64::from(us) * 1_000;
+                e.set_token_objective(id, Some(ns).filter(|ns| *ns > 10_000));
+            }
+            Input::Tokens(id, us) => e.tokens_ended(id, us % 5, u64::from(us) * 1_000),
             Input::Transform(kernel, state) => {
                 if let Some(id) = e.intern(&Self::key(kernel)) {
                     e.set_transformation(

@@ -56,6 +56,8 @@ impl Sim<'_> {
                 let labels = vec![("weight".to_owned(), program.weight.to_string())];
                 let info = ClientInfo { id: lane as u32, class, name, labels };
                 engine.client_joined(0, info, 0, &mut self.actions);
+                let floor = program.min_share_permille;
+                engine.set_min_share(0, lane as u32, floor, &mut self.actions);
                 engine.set_objective(lane as u32, self.setup.slo);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::decided::decisions;
 use super::solo::Solo;
-use super::{Sim, Tenant};
+use super::{Program, Sim, Tenant};
 use crate::device::{HIGH, LOW};
 use crate::fairness::{self, Used};
 use crate::report::{BestEffort, High, Report, ms, over, percentile};
@@ -41,7 +41,7 @@ impl Window {
     }
 }
 
-impl Sim<'_> {
+impl<'a> Sim<'a> {
     /// Of each best-effort program.
     pub(super) fn progress(&self) -> Vec<Progress> {
         let of = |(lane, program): (usize, &super::Program<'_>)| {
@@ -91,8 +91,12 @@ impl Sim<'_> {
                 in_flight: host.made - host.done,
             });
         }
-        let tenants = lows.iter().map(|p| Tenant { trace: p.trace, weight: p.weight });
-        let tenants: Vec<Tenant<'_>> = tenants.collect();
+        let tenant = |p: &Program<'a>| Tenant {
+            trace: p.trace,
+            weight: p.weight,
+            min_share_permille: p.min_share_permille,
+        };
+        let tenants: Vec<Tenant<'_>> = lows.iter().map(tenant).collect();
         let fairness =
             (tenants.len() > 1).then(|| fairness::judge(&tenants, &window.each, window.length_ns));
         Report {
@@ -125,6 +129,7 @@ impl Sim<'_> {
             },
             best_effort: best_effort.into_iter().reduce(BestEffort::with),
             fairness,
+            floors: self.floors,
             decisions: decided.map(|engine| decisions(engine, self.programs.len())),
         }
     }

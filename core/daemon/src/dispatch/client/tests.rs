@@ -183,7 +183,8 @@ fn launches_that_end_before_they_are_granted_are_seen_done() {
 
 #[test]
 fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
-    let known_better = launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN;
+    let known_better =
+        launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN | launch_state::MIN_SHARE;
     assert_eq!(flags::state(u32::MAX), launch_state::ALL & !known_better);
     assert_eq!(flags::offered(u32::MAX), forms_offered::ALL);
     assert_eq!(flags::state(submission_flags::LEASED), 0);

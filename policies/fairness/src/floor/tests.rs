@@ -1,0 +1,213 @@
+use super::*;
+use proptest::prelude::*;
+use tally_sdk::LaunchState;
+use tally_sdk::PriorityClass::BestEffort;
+use tally_sdk::testing::{Call, calls, client_state, launch, set_clients};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+const ID: ClientId = 3;
+
+/// A client whose launches nobody lets in but its floor. It waits for each.
+struct Bench {
+    floors: Floors,
+    state: ClientState,
+    now_ns: u64,
+}
+
+impl Bench {
+    fn new(permille: u32) -> Self {
+        let state = ClientState {
+            min_share_permille: permille,
+            backlogged_since_ns: 0,
+            ..client_state(ID, BestEffort)
+        };
+        Bench { floors: Floors::default(), state, now_ns: 0 }
+    }
+
+    fn due(&mut self) -> Option<Due> {
+        set_clients(vec![self.state]);
+        let state = match self.state.min_share_permille {
+            0 => LaunchState::empty(),
+            _ => LaunchState::MIN_SHARE,
+        };
+        let asked = tally_sdk::Launch { now_ns: self.now_ns, client: ID, state, ..launch() };
+        self.floors.due(&asked)
+    }
+
+    /// Launches of so long, one after the other, each after a pause. What it was charged and had work for.
+    fn run_until(&mut self, end_ns: u64, kernel_ns: u64, pause_ns: u64) {
+        while self.now_ns < end_ns {
+            match self.due() {
+                Some(Due::In(ns)) => self.now_ns += ns,
+                _ => {
+                    self.now_ns += kernel_ns;
+                    self.state.charged_ns += kernel_ns;
+                    self.pause(pause_ns);
+                }
+            }
+        }
+    }
+
+    fn pause(&mut self, ns: u64) {
+        if ns > 0 {
+            self.state.backlogged_ns = backlogged_ns(&self.state, self.now_ns);
+            self.now_ns += ns;
+            self.state.backlogged_since_ns = self.now_ns;
+        }
+    }
+
+    /// Share of the time with work for which it was charged.
+    fn had(&self) -> f64 {
+        self.state.charged_ns as f64 / backlogged_ns(&self.state, self.now_ns) as f64
+    }
+}
+
+#[test]
+fn a_client_has_its_share_of_the_time_with_work_and_hardly_more() {
+    for (permille, kernel_ns, pause_ns) in [
+        (200, 500 * US, 0),
+        (10, 100 * US, 0),
+        (900, 3 * MS, 0),
+        (200, 80 * MS, 0),
+        (300, MS, 7 * MS),
+    ] {
+        let mut bench = Bench::new(permille);
+        bench.run_until(20 * SECOND, kernel_ns, pause_ns);
+        let (had, share) = (bench.had(), f64::from(permille) / 1e3);
+        assert!(
+            (0.97 * share..1.05 * share).contains(&had),
+            "{permille} {kernel_ns} {pause_ns}: {had}"
+        );
+    }
+}
+
+#[test]
+fn who_is_due_gets_a_burst_and_others_are_told_when_they_will_be() {
+    let mut bench = Bench::new(200);
+    // A fifth of 10 ms is 2 ms.
+    assert_eq!(bench.due(), Some(Due::In(10 * MS + 1)));
+    bench.now_ns = 4 * MS;
+    assert_eq!(bench.due(), Some(Due::In(6 * MS + 1)));
+    assert!(!bench.floors.take_changed() && !bench.floors.is_due(ID));
+    bench.now_ns = 10 * MS;
+    assert_eq!(bench.due(), Some(Due::Now));
+    assert!(bench.floors.take_changed() && bench.floors.is_due(ID));
+    assert!(!bench.floors.take_changed(), "told once");
+    // What is on the GPU counts already; it may end before more is owed.
+    bench.state.in_flight_ns = 2 * MS;
+    assert_eq!(bench.due(), Some(Due::In(LOOK_NS)));
+    bench.now_ns = 12 * MS;
+    bench.state.in_flight_ns = 3 * MS;
+    assert_eq!(bench.due(), Some(Due::In(3 * MS)));
+    (bench.state.in_flight_ns, bench.state.charged_ns) = (0, 2 * MS);
+    assert_eq!(bench.due(), Some(Due::Now), "until it is owed nothing");
+    bench.state.charged_ns = 3 * MS;
+    // 2.6 ms would be owed after 13 ms.
+    assert_eq!(bench.due(), Some(Due::In(13 * MS + 1)));
+    assert!(bench.floors.take_changed());
+}
+
+#[test]
+fn what_it_had_long_ago_counts_neither_for_nor_against_it() {
+    let mut bench = Bench::new(200);
+    // Ten seconds alone on the GPU, then ten without a launch of it let in.
+    bench.due();
+    (bench.now_ns, bench.state.charged_ns) = (10 * SECOND, 10 * SECOND);
+    bench.due();
+    let from = bench.state.charged_ns;
+    bench.run_until(13 * SECOND, MS, 0);
+    let had_ns = bench.state.charged_ns - from;
+    // All but the first of three seconds.
+    assert!((380 * MS..=420 * MS).contains(&had_ns), "{had_ns}");
+    bench.now_ns += 10 * SECOND;
+    let from = bench.state.charged_ns;
+    bench.run_until(bench.now_ns + SECOND, MS, 0);
+    let had_ns = bench.state.charged_ns - from;
+    assert!(
+        (390 * MS..=410 * MS).contains(&had_ns),
+        "a second's share late, and the present one: {had_ns}"
+    );
+}
+
+#[test]
+fn time_without_work_earns_nothing_and_without_a_floor_nobody_is_due() {
+    let mut bench = Bench::new(500);
+    bench.due();
+    (bench.state.backlogged_since_ns, bench.now_ns) = (NEVER, SECOND);
+    assert!(matches!(bench.due(), Some(Due::In(_))));
+    bench.state.backlogged_since_ns = bench.now_ns;
+    bench.now_ns += 5 * MS;
+    assert_eq!(bench.due(), Some(Due::Now));
+    bench.floors.take_changed();
+    bench.state.min_share_permille = 0;
+    assert_eq!(bench.due(), None);
+    assert!(bench.floors.take_changed() && !bench.floors.has(ID));
+    assert_eq!(Bench::new(0).due(), None);
+}
+
+#[test]
+fn the_timer_finds_who_is_due_while_its_launch_is_under_way() {
+    let mut bench = Bench::new(200);
+    let due = bench.due().unwrap();
+    bench.floors.wake(bench.now_ns, due, 9);
+    bench.floors.wake(bench.now_ns, due, 9);
+    assert_eq!(calls(), [Call::SetTimer { delay_ns: 10 * MS + 1, token: 9 }], "one is enough");
+    bench.now_ns = 10 * MS + 1;
+    bench.state.in_flight = 1;
+    set_clients(vec![bench.state]);
+    bench.floors.fired(bench.now_ns, 9);
+    assert!(bench.floors.take_changed() && bench.floors.is_due(ID));
+    // It ended without being charged much: looked at again only while there is work.
+    let mut idle = Bench::new(200);
+    idle.due();
+    idle.state.backlogged_since_ns = NEVER;
+    set_clients(vec![idle.state]);
+    idle.floors.fired(MS, 9);
+    assert_eq!(calls(), []);
+}
+
+#[test]
+fn at_most_so_many_floors_are_kept() {
+    let mut floors = Floors::default();
+    let state = |id| ClientState { min_share_permille: 10, ..client_state(id, BestEffort) };
+    for id in 0..FLOORS_MAX as ClientId {
+        assert!(floors.look(&state(id), 0).is_some());
+    }
+    assert_eq!(floors.look(&state(99), 0), None);
+    floors.left(5);
+    assert!(floors.look(&state(99), 0).is_some());
+}
+
+proptest! {
+    #[test]
+    fn what_is_saved_goes_on_as_before(
+        permille in 10_u32..=900,
+        kernel_ns in 10_000_u64..50_000_000,
+        at_ms in 0_u64..3_000,
+    ) {
+        let mut bench = Bench::new(permille);
+        bench.run_until(at_ms * MS, kernel_ns, 0);
+        if let Some(due) = bench.due() {
+            bench.floors.wake(bench.now_ns, due, 1);
+        }
+        bench.floors.take_changed();
+        let lines = format!("round 1 2\n{}member 3\n", bench.floors.saved());
+        prop_assert_eq!(Floors::read(&lines), bench.floors);
+    }
+
+    #[test]
+    fn no_line_makes_it_panic(text in "(floors? ([0-9]{1,20} ?){0,7}\n){0,5}") {
+        let mut floors = Floors::read(&text);
+        let state = ClientState {
+            min_share_permille: u32::MAX,
+            charged_ns: u64::MAX,
+            in_flight_ns: u64::MAX,
+            backlogged_ns: u64::MAX,
+            backlogged_since_ns: 0,
+            ..client_state(0, BestEffort)
+        };
+        prop_assert!(floors.look(&state, u64::MAX).is_some());
+    }
+}
