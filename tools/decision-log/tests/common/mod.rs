@@ -79,7 +79,7 @@ pub enum Input {
     End(u32, u8),
     Yielded(u32, u16),
     Activity(u32, bool),
-    /// Client, permille.
+    /// A client has another floor, permille.
     Floor(u32, u32),
     /// Client: tokens that took so long end, or another objective for them.
     Tokens(u32, u32),
