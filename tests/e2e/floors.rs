@@ -133,5 +133,11 @@ fn by_default_no_program_gets_a_floor() -> Result<()> {
     let _core = scene.core(&artefacts.policy("fifo")?, &[])?;
     let asks = start(&scene, Class::BestEffort, "asks", &["--min-share", "20%"])?;
     ensure!(floor(&scene, "asks")? == Some([20.0, 0.0]));
-    Probe(asks).quit()
+    Probe(asks).quit()?;
+    let mut command =
+        scene.governed(Class::BestEffort, "told", &scene.program("tally-test-probe")?)?;
+    command.env("TALLY_MIN_SHARE", "12%");
+    let told = Probe::from(scene.start("told", command)?)?;
+    ensure!(floor(&scene, "told")? == Some([12.0, 0.0]));
+    told.quit()
 }

@@ -35,6 +35,8 @@ pub const ENV_SLO_PERCENTILE: &str = "TALLY_SLO_PERCENTILE";
 pub const ENV_TPOT: &str = "TALLY_TPOT";
 /// Weight of a best-effort program among others.
 pub const ENV_WEIGHT: &str = "TALLY_WEIGHT";
+/// Least share of the GPU that a best-effort program asks for, as `20%`: becomes the label of that name.
+pub const ENV_MIN_SHARE: &str = "TALLY_MIN_SHARE";
 /// `open` (run unscheduled, the default) or `hold`: what a client does while
 /// there is no core.
 pub const ENV_FAIL: &str = "TALLY_FAIL";

@@ -6,6 +6,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
+use tally_contract::min_share::MIN_SHARE;
 use tally_contract::objective;
 use tally_ipc::layout::CORE_MAGIC;
 use tally_ipc::wire::{self, Hello, Welcome};
@@ -51,6 +52,7 @@ impl Settings {
             (wire::ENV_SLO, objective::SLO),
             (wire::ENV_SLO_PERCENTILE, objective::SLO_PERCENTILE),
             (wire::ENV_TPOT, objective::TPOT),
+            (wire::ENV_MIN_SHARE, MIN_SHARE),
         ];
         let objective = variables.into_iter().filter_map(|(variable, label)| {
             Some((label.to_owned(), std::env::var(variable).ok().filter(|v| !v.is_empty())?))
