@@ -1,25 +1,28 @@
 //! Floors: a client that has one gets at least a share of GPU time, whatever others do.
 //!
 //! What a client is *owed* grows with the time in which it has work (a launch waiting or on the GPU), by its share of it,
-//! and falls by the GPU time that it is charged for. It is kept within what the share is in [`WINDOW_NS`]: what a client
-//! had longer ago counts neither for nor against it. A client becomes *due* once it is owed [`BURST_NS`], and is so until
-//! it is owed nothing: where contexts take turns, each change to another costs time.
+//! and falls by the GPU time that it is charged for. It is [`CREDIT_NS`] at most. What it had beyond its share while it
+//! was let in like everybody counts against it for [`WINDOW_NS`] at most; what it had because it was due counts in full.
+//! A client becomes *due* once it is owed [`BURST_NS`], and is so until it is owed nothing: where contexts take turns,
+//! each change to another costs time. While it is due and has a launch on the GPU, that is taken to use all of it until
+//! it is charged.
 //!
 //! ```text
-//! owed := owed + share * backlogged time - charged time      since the last look, within +-share * window
+//! owed := owed + share * backlogged time - charged time      since the last look
 //! a launch of a client that is due:                          let in, until what it has on the GPU makes up for it
 //! else:                                                      looked at again when it will be due
 //! ```
 
 use crate::saved::{line, numbers};
-use tally_sdk::{ClientId, ClientState, Launch, NEVER, host};
+use tally_sdk::{ClientId, ClientState, Decision, Launch, NEVER, host};
 
 /// Floors that are kept; further clients have none until others leave.
-const FLOORS_MAX: usize = 64;
-/// Time over which shares are averaged.
+const FLOORS_MAX: usize = 90;
+/// A client that had more than its share has as much less for at most so long.
 const WINDOW_NS: u64 = 1_000_000_000;
-/// GPU time that a client is owed when it becomes due.
+/// GPU time that a client is owed when it becomes due, and at most.
 const BURST_NS: i64 = 2_000_000;
+const CREDIT_NS: i64 = 8_000_000;
 /// Least time until a launch is looked at again.
 const LOOK_NS: u64 = 50_000;
 /// First words of the lines that are saved.
@@ -41,9 +44,15 @@ struct Floor {
     permille: u32,
     /// GPU time that it is owed, in thousandths of ns.
     owed: i64,
+    /// What it is taken to have used since it was charged last, likewise.
+    used: i64,
     charged_ns: u64,
     backlogged_ns: u64,
+    looked_ns: u64,
     is_due: bool,
+    in_flight: bool,
+    /// It may become due, or cease to be, after so long.
+    again_ns: u64,
 }
 
 fn backlogged_ns(state: &ClientState, now_ns: u64) -> u64 {
@@ -63,9 +72,13 @@ impl Floor {
             id: state.id,
             permille: state.min_share_permille,
             owed: 0,
+            used: 0,
             charged_ns: state.charged_ns,
             backlogged_ns: backlogged_ns(state, now_ns),
+            looked_ns: now_ns,
             is_due: false,
+            in_flight: false,
+            again_ns: 0,
         }
     }
 
@@ -75,27 +88,57 @@ impl Floor {
         (self.charged_ns, self.backlogged_ns) = (state.charged_ns, backlogged_ns(state, now_ns));
         let earned = times(self.backlogged_ns.saturating_sub(before.1), self.permille);
         let had = times(self.charged_ns.saturating_sub(before.0), 1_000);
-        let most = times(WINDOW_NS, self.permille);
-        self.owed = self.owed.saturating_add(earned).saturating_sub(had).clamp(-most, most);
+        let passed_ns = now_ns.saturating_sub(self.looked_ns);
+        self.looked_ns = now_ns;
+        if self.is_due && self.in_flight {
+            self.used = self.used.saturating_add(times(passed_ns, 1_000));
+        }
+        self.in_flight = state.in_flight > 0;
+        self.used = if self.in_flight { self.used.saturating_sub(had).max(0) } else { 0 };
+        let window = times(WINDOW_NS, self.permille);
+        let least = if self.is_due { i64::MIN } else { self.owed.min(-window) };
+        let most = window.min(1_000 * CREDIT_NS);
+        self.owed = self.owed.saturating_add(earned).saturating_sub(had).max(least).min(most);
         let burst = (1_000 * BURST_NS).min(most / 2);
-        self.is_due = self.owed > if self.is_due { 0 } else { burst - 1 };
+        let owed = self.owed.saturating_sub(self.used);
+        self.is_due = owed > if self.is_due { 0 } else { burst - 1 };
         // What it has on the GPU is not charged yet.
-        let left = self.owed.saturating_sub(times(state.in_flight_ns, 1_000));
-        let missing = match (self.is_due, left > 0) {
-            (true, true) => return Due::Now,
-            (true, false) => -left,
-            (false, _) => burst - left,
+        let left = self.owed.saturating_sub(times(state.in_flight_ns, 1_000).max(self.used));
+        let permille = u64::from(self.permille.max(1));
+        let until_due = |missing: i64| missing.unsigned_abs() / permille + 1;
+        self.again_ns = if self.is_due {
+            owed.unsigned_abs() / 1_000
+        } else {
+            until_due(burst.saturating_sub(owed))
         };
-        let ns = missing.unsigned_abs() / u64::from(self.permille.max(1)) + 1;
-        // It may end before that.
-        let ns = if self.is_due { ns.min(state.in_flight_ns) } else { ns };
+        self.again_ns = self.again_ns.clamp(LOOK_NS, WINDOW_NS);
+        let ns = match (self.is_due, left > 0) {
+            (true, true) => return Due::Now,
+            // It may end before that.
+            (true, false) => until_due(left).min(state.in_flight_ns),
+            (false, _) => until_due(burst.saturating_sub(left)),
+        };
         Due::In(ns.clamp(LOOK_NS, WINDOW_NS))
+    }
+}
+
+impl Due {
+    /// A launch that is held is looked at again when its client will be due.
+    pub fn shorten(self, decision: Decision) -> Decision {
+        match (decision, self) {
+            (Decision::Hold(ns), Due::In(due_ns)) => Decision::Hold(ns.min(due_ns)),
+            (Decision::HoldUntilCompletion(ns), Due::In(due_ns)) => {
+                Decision::HoldUntilCompletion(ns.min(due_ns))
+            }
+            _ => decision,
+        }
     }
 }
 
 /// The floors of the clients that have one. Knows no clock: launches and timers say what time it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Floors {
+    /// In order of their ids.
     all: Vec<Floor>,
     /// When a timer of [`Floors::wake`] fires.
     timer_ns: u64,
@@ -121,14 +164,19 @@ impl Floors {
             self.left(state.id);
             return None;
         }
-        let at = match self.all.iter().position(|floor| floor.id == state.id) {
-            Some(at) => at,
-            None if self.all.len() == FLOORS_MAX => return None,
-            None => {
-                self.all.push(Floor::new(state, now_ns));
-                self.all.len() - 1
+        let found = self.find(state.id);
+        if let Err(at) = found {
+            if self.all.len() == FLOORS_MAX {
+                self.forget_others(&host::clients());
             }
-        };
+            let at = at.min(self.all.len());
+            if self.all.len() == FLOORS_MAX {
+                return None;
+            }
+            self.all.insert(at, Floor::new(state, now_ns));
+            self.all.sort_unstable_by_key(|floor| floor.id);
+        }
+        let at = self.find(state.id).ok()?;
         let floor = &mut self.all[at];
         let was_due = floor.is_due;
         let due = floor.look(state, now_ns);
@@ -136,14 +184,23 @@ impl Floors {
         Some(due)
     }
 
+    fn find(&self, client: ClientId) -> Result<usize, usize> {
+        self.all.binary_search_by_key(&client, |floor| floor.id)
+    }
+
+    /// Those that are not among the clients, which are in order of their ids, are gone: restored floors may be.
+    fn forget_others(&mut self, clients: &[ClientState]) {
+        self.all.retain(|floor| clients.binary_search_by_key(&floor.id, |one| one.id).is_ok());
+    }
+
     /// Whether a client is due: its launches under way are not to yield.
     pub fn is_due(&self, client: ClientId) -> bool {
-        self.all.iter().any(|floor| floor.id == client && floor.is_due)
+        self.find(client).is_ok_and(|at| self.all[at].is_due)
     }
 
     /// Whether a client has a floor, as far as was seen.
     pub fn has(&self, client: ClientId) -> bool {
-        self.all.iter().any(|floor| floor.id == client)
+        self.find(client).is_ok()
     }
 
     /// Whether somebody became due or is no longer, since this was asked last.
@@ -157,10 +214,11 @@ impl Floors {
         self.all.retain(|floor| floor.id != client);
     }
 
-    /// After a launch that was let in and may yield: have the timer fire when its client is due, who may launch nothing
-    /// else meanwhile.
-    pub fn wake(&mut self, now_ns: u64, due: Due, token: u64) {
-        let Due::In(ns) = due else { return };
+    /// After a launch that was let in and may yield: have the timer fire when its client becomes due or ceases to be,
+    /// which may launch nothing else meanwhile.
+    pub fn wake(&mut self, now_ns: u64, client: ClientId, token: u64) {
+        let Ok(at) = self.find(client) else { return };
+        let ns = self.all[at].again_ns;
         let at_ns = now_ns.saturating_add(ns);
         if self.timer_ns <= now_ns || at_ns < self.timer_ns {
             self.timer_ns = at_ns;
@@ -168,19 +226,24 @@ impl Floors {
         }
     }
 
-    /// The timer of [`Floors::wake`] fired: who of those that have work is due?
+    /// After a reload, which ends timers: the timer of [`Floors::wake`], if one was set.
+    pub fn wake_again(&self, now_ns: u64, token: u64) {
+        if self.timer_ns > 0 {
+            host::set_timer(self.timer_ns.saturating_sub(now_ns).max(LOOK_NS), token);
+        }
+    }
+
+    /// The timer of [`Floors::wake`] fired: who of those that have work on the GPU is due?
     pub fn fired(&mut self, now_ns: u64, token: u64) {
         self.timer_ns = 0;
         if self.all.is_empty() {
             return;
         }
-        for state in host::clients() {
-            let is_known = self.all.iter().any(|floor| floor.id == state.id);
-            if is_known
-                && let Some(due) = self.look(&state, now_ns)
-                && state.backlogged_since_ns != NEVER
-            {
-                self.wake(now_ns, due, token);
+        let clients = host::clients();
+        self.forget_others(&clients);
+        for state in clients {
+            if self.has(state.id) && self.look(&state, now_ns).is_some() && state.in_flight > 0 {
+                self.wake(now_ns, state.id, token);
             }
         }
     }
@@ -197,9 +260,13 @@ impl Floors {
                     floor.id.into(),
                     floor.permille.into(),
                     floor.owed.cast_unsigned(),
+                    floor.used.cast_unsigned(),
                     floor.charged_ns,
                     floor.backlogged_ns,
+                    floor.looked_ns,
                     floor.is_due.into(),
+                    floor.in_flight.into(),
+                    floor.again_ns,
                 ],
             )
         };
@@ -209,20 +276,35 @@ impl Floors {
     /// What such lines say, among others.
     pub fn read(lines: &str) -> Self {
         let floor = |line| {
-            let [id, permille, owed, charged_ns, backlogged_ns, is_due] = numbers(line, FLOOR)?;
-            let permille = u32::try_from(permille).ok()?.min(1_000);
-            let most = times(WINDOW_NS, permille);
-            Some(Floor {
-                id: ClientId::try_from(id).ok()?,
+            let [
+                id,
                 permille,
-                owed: owed.cast_signed().clamp(-most, most),
+                owed,
+                used,
                 charged_ns,
                 backlogged_ns,
+                looked_ns,
+                is_due,
+                in_flight,
+                again_ns,
+            ] = numbers(line, FLOOR)?;
+            Some(Floor {
+                id: ClientId::try_from(id).ok()?,
+                permille: u32::try_from(permille).ok()?.min(1_000),
+                owed: owed.cast_signed(),
+                used: used.cast_signed().max(0),
+                charged_ns,
+                backlogged_ns,
+                looked_ns,
                 is_due: is_due > 0,
+                in_flight: in_flight > 0,
+                again_ns: again_ns.clamp(LOOK_NS, WINDOW_NS),
             })
         };
         let timer_ns = lines.lines().find_map(|line| numbers(line, TIMER)).map_or(0, |[ns]| ns);
-        let all = lines.lines().filter_map(floor).take(FLOORS_MAX).collect();
+        let mut all: Vec<Floor> = lines.lines().filter_map(floor).take(FLOORS_MAX).collect();
+        all.sort_unstable_by_key(|floor| floor.id);
+        all.dedup_by_key(|floor| floor.id);
         Floors { all, timer_ns, changed: false }
     }
 }

@@ -229,31 +229,25 @@ impl Herald {
 
     /// The answer to a launch of a client that has a floor.
     fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
-        match (answer.decision, due) {
-            (Decision::Hold(ns), Due::In(due_ns)) => Decision::Hold(ns.min(due_ns)),
-            (Decision::HoldUntilCompletion(ns), Due::In(due_ns)) => {
-                Decision::HoldUntilCompletion(ns.min(due_ns))
-            }
-            (decision, Due::Now) if launch.high_active() || self.rounds.is_shared() => {
-                self.counters.add(FLOOR, 1);
-                return decision.because(Reason::Floor);
-            }
-            (decision, due) => {
-                if !self.time_sliced && launch.high_clients > 0 {
-                    self.floors.wake(launch.now_ns, due, FLOORS);
-                }
-                decision
-            }
+        let decision = due.shorten(answer.decision);
+        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
+            return decision.because(answer.reason);
         }
-        .because(answer.reason)
+        if !self.time_sliced && launch.high_clients > 0 {
+            self.floors.wake(launch.now_ns, launch.client, FLOORS);
+        }
+        if due == Due::Now && (launch.high_active() || self.rounds.is_shared()) {
+            self.counters.add(FLOOR, 1);
+            return decision.because(Reason::Floor);
+        }
+        decision.because(answer.reason)
     }
 
     /// A client is due by its floor, and its launches do not yield, or it is no longer.
     fn floors_changed(&mut self) {
         if self.yielded_since_ns.is_some() {
             let floors = &self.floors;
-            let ids = self.clients.best_effort_ids().filter(|id| floors.has(*id));
-            ids.for_each(|id| host::set_yield(id, !floors.is_due(id)));
+            self.clients.best_effort_ids().for_each(|id| host::set_yield(id, !floors.is_due(id)));
         }
         self.change_terms();
     }
@@ -334,7 +328,7 @@ impl Timer for Herald {
 }
 
 impl Membership for Herald {
-    fn joined(&mut self, _now_ns: u64, client: &Client) {
+    fn joined(&mut self, now_ns: u64, client: &Client) {
         if self.clients.high() + self.clients.best_effort() == 0 {
             // The core knows it once it has clients.
             self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
@@ -346,6 +340,7 @@ impl Membership for Herald {
             self.rounds = rounds.after(&saved);
             if !saved.is_empty() {
                 self.floors = Floors::read(&saved);
+                self.floors.wake_again(now_ns, FLOORS);
             }
         }
         self.clients.joined(client);

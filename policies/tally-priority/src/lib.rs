@@ -144,24 +144,19 @@ impl Priority {
 
     /// The answer to a launch of a client that has a floor.
     fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
-        match (answer.decision, due) {
-            (Decision::Hold(ns), Due::In(due_ns)) => Decision::Hold(ns.min(due_ns)),
-            (Decision::HoldUntilCompletion(ns), Due::In(due_ns)) => {
-                Decision::HoldUntilCompletion(ns.min(due_ns))
-            }
-            (decision, Due::Now) if launch.high_active() || self.rounds.is_shared() => {
-                self.for_floors.add(0, 1);
-                self.for_floors.tick(launch.now_ns);
-                return decision.because(Reason::Floor);
-            }
-            (decision, due) => {
-                if self.yields().is_some() {
-                    self.floors.wake(launch.now_ns, due, FLOORS);
-                }
-                decision
-            }
+        let decision = due.shorten(answer.decision);
+        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
+            return decision.because(answer.reason);
         }
-        .because(answer.reason)
+        if self.yields().is_some() {
+            self.floors.wake(launch.now_ns, launch.client, FLOORS);
+        }
+        if due == Due::Now && (launch.high_active() || self.rounds.is_shared()) {
+            self.for_floors.add(0, 1);
+            self.for_floors.tick(launch.now_ns);
+            return decision.because(Reason::Floor);
+        }
+        decision.because(answer.reason)
     }
 }
 
@@ -175,8 +170,8 @@ impl Timer for Priority {
 }
 
 impl Membership for Priority {
-    fn joined(&mut self, _now_ns: u64, client: &Client) {
-        self.adapt();
+    fn joined(&mut self, now_ns: u64, client: &Client) {
+        self.adapt(now_ns);
         self.clients.joined(client);
         if client.class == PriorityClass::BestEffort {
             self.rounds.joined(client);
@@ -194,7 +189,7 @@ impl Membership for Priority {
 
 impl Priority {
     /// The core says how the GPU is shared once it has clients.
-    fn adapt(&mut self) {
+    fn adapt(&mut self, now_ns: u64) {
         let mode = host::sharing_mode();
         if self.clients.high() + self.clients.best_effort() == 0
             && let Ok((settings, in_force)) = Settings::read(&self.config, mode)
@@ -211,6 +206,7 @@ impl Priority {
             self.rounds = rounds.after(&saved);
             if !saved.is_empty() {
                 self.floors = Floors::read(&saved);
+                self.floors.wake_again(now_ns, FLOORS);
             }
         }
     }

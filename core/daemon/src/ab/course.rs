@@ -16,6 +16,10 @@ use tokio::task::JoinHandle;
 /// What is known so far is written at most this often.
 const KEEP_EVERY: Duration = Duration::from_secs(2);
 
+/// How often, and how far apart, a core that is too busy is asked what a policy failed on.
+const EXPLAIN_TRIES: u32 = 50;
+const EXPLAIN_PAUSE: Duration = Duration::from_millis(20);
+
 /// See the module's documentation.
 pub(super) struct Course {
     plane: Rc<Plane>,
@@ -109,8 +113,17 @@ impl Course {
         if !self.has_failed() {
             return;
         }
-        let Ok(status) = self.plane.status(Some(0)).await else { return };
-        if let Some(fault) = status.policy.last_fault {
+        let mut asked = self.plane.status(Some(0)).await;
+        for _ in 1..EXPLAIN_TRIES {
+            if !matches!(asked, Err(AskError::Busy)) {
+                break;
+            }
+            tokio::time::sleep(EXPLAIN_PAUSE).await;
+            asked = self.plane.status(Some(0)).await;
+        }
+        if let Ok(status) = asked
+            && let Some(fault) = status.policy.last_fault
+        {
             // The rest is a backtrace.
             let first: String = fault.lines().next().unwrap_or("").chars().take(300).collect();
             self.running.experiment.borrow_mut().explain(&first);

@@ -73,8 +73,9 @@ pub struct Admission {
     /// `user_clients_max`) may add to the core's table.
     #[schemars(range(min = 1, max = KERNELS_MAX))]
     pub user_kernels_max: u32,
-    /// Floor that a best-effort program may have at most (`--min-share`, the label `min-share`), percent of GPU time. It
-    /// takes from high-priority programs. 0: none, whatever programs ask for; admins may give floors all the same.
+    /// Floors that best-effort programs may have together by asking (`--min-share`, the label `min-share`), percent of
+    /// GPU time. They take from high-priority programs. 0: none, whatever programs ask for; admins may give floors all
+    /// the same.
     #[schemars(range(max = 90))]
     pub min_share_percent_max: u32,
     /// A connection that has sent no request after this time is closed.

@@ -318,7 +318,7 @@ async fn set_min_share(plane: &Plane, uid: u32, id: u32, percent: f64) -> Value 
             Err(why) => return error(Code::BadRequest, why),
         },
     };
-    let set = |done| Control::SetMinShare { id, asked, allowed: asked, done };
+    let set = |done| Control::SetMinShare { id, asked, allowed: None, done };
     match plane.control.ask(set).await {
         Ok(Some(granted)) => {
             tracing::info!(uid, id, asked, granted, "asked to change a client's floor, permille");

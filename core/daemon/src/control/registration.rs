@@ -334,7 +334,7 @@ async fn hand_over(
     });
     plane.control.ask(|done| Control::Join { client, done }).await?;
     if let Some(asked) = min_share.filter(|_| class == Class::BestEffort) {
-        let allowed = plane.config.admission.min_share_percent_max * 10;
+        let allowed = Some(plane.config.admission.min_share_percent_max * 10);
         plane.control.ask(|done| Control::SetMinShare { id, asked, allowed, done }).await?;
     }
     Ok((welcome, fds, info))

@@ -107,8 +107,8 @@ pub enum Control {
     SetMinShare {
         id: u32,
         asked: u32,
-        /// What it may have at most.
-        allowed: u32,
+        /// What programs may have together by asking; `None`: an admin asks.
+        allowed: Option<u32>,
         /// Told what it is granted; `None`: there is no such best-effort client.
         done: oneshot::Sender<Option<u32>>,
     },

@@ -1,7 +1,7 @@
 //! Floors of best-effort clients: what each asked for, and what it is granted.
 //!
-//! All floors together are at most [`MIN_SHARE_PERMILLE`]`[1]`: who asked later gets what is left, and more once others
-//! have left.
+//! All floors together are at most [`MIN_SHARE_PERMILLE`]`[1]`, and those that programs asked for at most what the
+//! operator allows. Admins' wishes come first, then who asked earlier. Who gets less gets more once others have left.
 
 use super::Dispatch;
 use tally_contract::min_share::MIN_SHARE_PERMILLE;
@@ -14,8 +14,8 @@ pub struct MinShare {
     pub id: ClientId,
     /// Permille, like the others.
     pub asked: u32,
-    /// What it may have at most.
-    allowed: u32,
+    /// What the floors that programs ask for may be together; `None`: an admin asked for this one.
+    allowed: Option<u32>,
     pub granted: u32,
     /// What it had had when this was set.
     pub from: Had,
@@ -38,32 +38,41 @@ impl MinShares {
     }
 
     /// 0: it asks for nothing any more.
-    fn ask(&mut self, id: ClientId, asked: u32, allowed: u32, from: Had) {
-        self.forget(id);
-        if asked > 0 {
-            self.0.push(MinShare { id, asked, allowed, granted: 0, from });
+    fn ask(&mut self, id: ClientId, asked: u32, allowed: Option<u32>, from: Had) {
+        let wish = MinShare { id, asked, allowed, granted: 0, from };
+        match self.0.iter().position(|one| one.id == id) {
+            Some(at) if asked == 0 => drop(self.0.remove(at)),
+            Some(at) => self.0[at] = wish,
+            None if asked > 0 => self.0.push(wish),
+            None => {}
         }
         self.divide();
     }
 
     fn divide(&mut self) {
         let mut left = MIN_SHARE_PERMILLE[1];
-        for one in &mut self.0 {
-            one.granted = one.asked.min(one.allowed).min(left);
+        for one in self.0.iter_mut().filter(|one| one.allowed.is_none()) {
+            one.granted = one.asked.min(left);
             left -= one.granted;
+        }
+        let mut taken = 0;
+        for one in &mut self.0 {
+            let Some(allowed) = one.allowed else { continue };
+            one.granted = one.asked.min(allowed.min(left).saturating_sub(taken));
+            taken += one.granted;
         }
     }
 }
 
 impl Dispatch {
-    /// A best-effort client asks for a floor, permille, of which it may have so much; 0: for none. What it is granted;
-    /// `None` if there is no such client.
+    /// A best-effort client asks for a floor, permille; 0: for none. What programs may have together by asking; `None`: an
+    /// admin asks. What it is granted; `None` if there is no such client.
     pub(super) fn set_min_share(
         &mut self,
         now_ns: u64,
         id: ClientId,
         asked: u32,
-        allowed: u32,
+        allowed: Option<u32>,
     ) -> Option<u32> {
         let view = self.engine.world().clients.get(&id)?;
         if view.info.class != Class::BestEffort {
@@ -98,21 +107,37 @@ impl Dispatch {
 mod tests {
     use super::*;
 
+    fn granted<const N: usize>(shares: &MinShares, ids: [ClientId; N]) -> [Option<u32>; N] {
+        ids.map(|id| shares.get(id).map(|one| one.granted))
+    }
+
     #[test]
     fn who_asks_later_gets_what_is_left_and_more_once_others_leave() {
         let mut shares = MinShares::default();
-        let granted = |shares: &MinShares, id| shares.get(id).map(|one| one.granted);
-        shares.ask(1, 600, 1_000, Had::default());
-        shares.ask(2, 300, 100, Had::default());
-        shares.ask(3, 400, 1_000, Had::default());
-        assert_eq!([1, 2, 3].map(|id| granted(&shares, id)), [Some(600), Some(100), Some(200)]);
-        // Who asks again is the last one.
-        shares.ask(1, 800, 1_000, Had::default());
-        assert_eq!([1, 2, 3].map(|id| granted(&shares, id)), [Some(400), Some(100), Some(400)]);
+        shares.ask(1, 600, None, Had::default());
+        shares.ask(2, 300, Some(100), Had::default());
+        shares.ask(3, 400, None, Had::default());
+        assert_eq!(granted(&shares, [1, 2, 3]), [Some(600), Some(0), Some(300)]);
+        // Who asks again keeps its place.
+        shares.ask(1, 450, None, Had::default());
+        assert_eq!(granted(&shares, [1, 2, 3]), [Some(450), Some(50), Some(400)]);
         assert!(shares.forget(3) && !shares.forget(3));
         shares.divide();
-        assert_eq!([1, 2, 3].map(|id| granted(&shares, id)), [Some(800), Some(100), None]);
-        shares.ask(2, 0, 1_000, Had::default());
-        assert_eq!(granted(&shares, 2), None);
+        assert_eq!(granted(&shares, [1, 2, 3]), [Some(450), Some(100), None]);
+        shares.ask(2, 0, None, Had::default());
+        shares.ask(2, 0, None, Had::default());
+        assert_eq!(granted(&shares, [1, 2]), [Some(450), None]);
+    }
+
+    #[test]
+    fn programs_together_get_what_the_operator_allows() {
+        let mut shares = MinShares::default();
+        (1..=20).for_each(|id| shares.ask(id, 50, Some(120), Had::default()));
+        assert_eq!(granted(&shares, [1, 2, 3, 4]), [Some(50), Some(50), Some(20), Some(0)]);
+        // An admin's wish is not among them, and comes first.
+        shares.ask(21, 850, None, Had::default());
+        assert_eq!(granted(&shares, [1, 2, 21]), [Some(50), Some(0), Some(850)]);
+        shares.ask(3, 30, None, Had::default());
+        assert_eq!(granted(&shares, [1, 3, 21]), [Some(20), Some(30), Some(850)]);
     }
 }

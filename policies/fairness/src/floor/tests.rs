@@ -67,6 +67,9 @@ impl Bench {
 #[test]
 fn a_client_has_its_share_of_the_time_with_work_and_hardly_more() {
     for (permille, kernel_ns, pause_ns) in [
+        (10, 100 * MS, 0),
+        (10, SECOND, 0),
+        (50, 300 * MS, 0),
         (200, 500 * US, 0),
         (10, 100 * US, 0),
         (900, 3 * MS, 0),
@@ -74,7 +77,9 @@ fn a_client_has_its_share_of_the_time_with_work_and_hardly_more() {
         (300, MS, 7 * MS),
     ] {
         let mut bench = Bench::new(permille);
-        bench.run_until(20 * SECOND, kernel_ns, pause_ns);
+        // Many launches, whatever they take.
+        let end_ns = (20 * SECOND).max(40 * kernel_ns * 1_000 / u64::from(permille));
+        bench.run_until(end_ns, kernel_ns, pause_ns);
         let (had, share) = (bench.had(), f64::from(permille) / 1e3);
         assert!(
             (0.97 * share..1.05 * share).contains(&had),
@@ -126,8 +131,8 @@ fn what_it_had_long_ago_counts_neither_for_nor_against_it() {
     bench.run_until(bench.now_ns + SECOND, MS, 0);
     let had_ns = bench.state.charged_ns - from;
     assert!(
-        (390 * MS..=410 * MS).contains(&had_ns),
-        "a second's share late, and the present one: {had_ns}"
+        (200 * MS..=212 * MS).contains(&had_ns),
+        "a little late, and the present share: {had_ns}"
     );
 }
 
@@ -150,15 +155,26 @@ fn time_without_work_earns_nothing_and_without_a_floor_nobody_is_due() {
 #[test]
 fn the_timer_finds_who_is_due_while_its_launch_is_under_way() {
     let mut bench = Bench::new(200);
-    let due = bench.due().unwrap();
-    bench.floors.wake(bench.now_ns, due, 9);
-    bench.floors.wake(bench.now_ns, due, 9);
+    bench.due().unwrap();
+    bench.floors.wake(bench.now_ns, ID, 9);
+    bench.floors.wake(bench.now_ns, ID, 9);
     assert_eq!(calls(), [Call::SetTimer { delay_ns: 10 * MS + 1, token: 9 }], "one is enough");
     bench.now_ns = 10 * MS + 1;
     bench.state.in_flight = 1;
     set_clients(vec![bench.state]);
     bench.floors.fired(bench.now_ns, 9);
     assert!(bench.floors.take_changed() && bench.floors.is_due(ID));
+    // It may run for as long as it is owed, and yields again, although it is not charged yet.
+    assert_eq!(calls(), [Call::SetTimer { delay_ns: 2 * MS, token: 9 }]);
+    bench.now_ns += 2 * MS + 1;
+    set_clients(vec![bench.state]);
+    bench.floors.fired(bench.now_ns, 9);
+    assert!(bench.floors.is_due(ID), "meanwhile it has earned more");
+    bench.now_ns += MS;
+    set_clients(vec![bench.state]);
+    bench.floors.fired(bench.now_ns, 9);
+    assert!(bench.floors.take_changed() && !bench.floors.is_due(ID));
+    calls();
     // It ended without being charged much: looked at again only while there is work.
     let mut idle = Bench::new(200);
     idle.due();
@@ -172,12 +188,15 @@ fn the_timer_finds_who_is_due_while_its_launch_is_under_way() {
 fn at_most_so_many_floors_are_kept() {
     let mut floors = Floors::default();
     let state = |id| ClientState { min_share_permille: 10, ..client_state(id, BestEffort) };
-    for id in 0..FLOORS_MAX as ClientId {
+    let ids = 0..FLOORS_MAX as ClientId;
+    set_clients(ids.clone().map(state).collect());
+    for id in ids {
         assert!(floors.look(&state(id), 0).is_some());
     }
     assert_eq!(floors.look(&state(99), 0), None);
-    floors.left(5);
-    assert!(floors.look(&state(99), 0).is_some());
+    // Nobody told that it left.
+    set_clients((6..100).map(state).collect());
+    assert!(floors.look(&state(99), 0).is_some() && !floors.has(5) && floors.has(6));
 }
 
 proptest! {
@@ -189,16 +208,15 @@ proptest! {
     ) {
         let mut bench = Bench::new(permille);
         bench.run_until(at_ms * MS, kernel_ns, 0);
-        if let Some(due) = bench.due() {
-            bench.floors.wake(bench.now_ns, due, 1);
-        }
+        bench.due();
+        bench.floors.wake(bench.now_ns, ID, 1);
         bench.floors.take_changed();
         let lines = format!("round 1 2\n{}member 3\n", bench.floors.saved());
         prop_assert_eq!(Floors::read(&lines), bench.floors);
     }
 
     #[test]
-    fn no_line_makes_it_panic(text in "(floors? ([0-9]{1,20} ?){0,7}\n){0,5}") {
+    fn no_line_makes_it_panic(text in "(floors? ([0-9]{1,20} ?){0,10}\n){0,5}") {
         let mut floors = Floors::read(&text);
         let state = ClientState {
             min_share_permille: u32::MAX,
