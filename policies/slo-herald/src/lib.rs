@@ -21,7 +21,8 @@
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
 //!
 //! after each 64 units of a service that were not measured alone (`share.rs`):
-//!     if one was late, or the service is far too busy:       level := far less
+//!     if more were late than it tolerates, or the service is
+//!     far too busy:                                          level := far less
 //!     if it is busy more than four fifths of the time:       level := less
 //!     if all kept 0.85 of the objective:                     level := more, slowly once its limit was found
 //!     if the way to share was measured:                      take the one that lets more work in

@@ -23,6 +23,10 @@ const BUSY_PERMILLE_STRICT: u64 = 950;
 /// Stretch over which that is measured, ns.
 const BUSY_STRETCH_NS: u64 = 1_000_000_000;
 const PERCENTILE_DEFAULT: f64 = 99.0;
+/// Of the units that the objective allows to be late so many may be before less is let in: rare ones come of other
+/// causes. As many are saved up at most.
+const TOLERATED_PART: f64 = 0.75;
+const TOLERATED_MAX: f64 = 1.0;
 
 /// What came of units that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,8 +74,10 @@ pub struct Service {
     pub share: Share,
     reviewed: u32,
     late_in_review: u32,
-    /// The longest unit of this review.
-    longest_ns: u64,
+    /// The longest two units of this review.
+    longest_ns: [u64; 2],
+    /// So many units may still be late before the level falls.
+    tolerated: f64,
     /// Whether each of the latest units kept the objective.
     kept: VecDeque<bool>,
     late_of_kept: usize,
@@ -101,7 +107,8 @@ impl Service {
             share: Share::new(sm_count),
             reviewed: 0,
             late_in_review: 0,
-            longest_ns: 0,
+            longest_ns: [0; 2],
+            tolerated: TOLERATED_MAX,
             kept: VecDeque::with_capacity(JUDGED_UNITS),
             late_of_kept: 0,
             misses: false,
@@ -264,21 +271,29 @@ impl Service {
     }
 
     fn new_review(&mut self) {
-        (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, 0);
+        (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, [0; 2]);
     }
 
     /// Adapt what a unit bears, so that the objective is nearly used up. True if it changed.
     fn review(&mut self, now_ns: u64, units: u32, took_ns: u64, is_late: bool) -> bool {
         self.reviewed = self.reviewed.saturating_add(units);
-        self.late_in_review += u32::from(is_late);
-        self.longest_ns = self.longest_ns.max(took_ns);
+        let earned = TOLERATED_PART * (100.0 - self.percentile) / 100.0 * f64::from(units);
+        self.tolerated = (self.tolerated + earned).min(TOLERATED_MAX);
+        if is_late {
+            self.late_in_review += 1;
+            self.tolerated -= 1.0;
+        }
+        let [longest_ns, next_ns] = self.longest_ns;
+        self.longest_ns = [longest_ns.max(took_ns), next_ns.max(took_ns.min(longest_ns))];
         if self.reviewed < REVIEW_UNITS {
             return false;
         }
-        let is_early = self.longest_ns < self.slo_ns / 100 * 85;
+        let is_early = self.late_in_review == 0 && self.longest_ns[1] < self.slo_ns / 100 * 85;
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
-        let verdict = if self.late_in_review > 0 || busy_permille > BUSY_PERMILLE_FAR {
+        let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;
+        self.tolerated = self.tolerated.max(0.0);
+        let verdict = if is_too_late || busy_permille > BUSY_PERMILLE_FAR {
             Verdict::Lower
         } else if busy_permille > BUSY_PERMILLE_MAX {
             Verdict::Ease

@@ -3,7 +3,7 @@
 //! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit. Time
 //! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
 //! if its kernels do not fill the GPU. Each way has a level that is raised while all units are early and lowered once
-//! one is late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
+//! too many are. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
 
 /// Units after which the level is looked at again.
 pub const REVIEW_UNITS: u32 = 64;
@@ -49,7 +49,7 @@ pub enum Verdict {
     Keep,
     /// A little: the service is too busy.
     Ease,
-    /// A unit was late.
+    /// Too many units were late.
     Lower,
 }
 
