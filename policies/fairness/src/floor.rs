@@ -98,7 +98,8 @@ impl Floor {
         let window = times(WINDOW_NS, self.permille);
         let least = if self.is_due { i64::MIN } else { self.owed.min(-window) };
         let most = window.min(1_000 * CREDIT_NS);
-        self.owed = self.owed.saturating_add(earned).saturating_sub(had).max(least).min(most);
+        let owed = self.owed.saturating_add(earned).saturating_sub(had);
+        self.owed = owed.max(least).min(most.saturating_add(self.used));
         let burst = (1_000 * BURST_NS).min(most / 2);
         let owed = self.owed.saturating_sub(self.used);
         self.is_due = owed > if self.is_due { 0 } else { burst - 1 };

@@ -12,7 +12,7 @@ use tally_ipc::wire::{SharingMode, Welcome};
 
 const GRID: [u32; 3] = [2, 1, 1];
 /// Long enough to be still running when it is waited for.
-const WORK: u32 = 5_000;
+const WORK: u32 = 40_000;
 /// Launches that linger at once, at most.
 const MOST: u64 = 16;
 

@@ -174,6 +174,16 @@ fn the_timer_finds_who_is_due_while_its_launch_is_under_way() {
     set_clients(vec![bench.state]);
     bench.floors.fired(bench.now_ns, 9);
     assert!(bench.floors.take_changed() && !bench.floors.is_due(ID));
+    // It may have used up far more; it has yielded now, and is due again once it has earned as much.
+    bench.now_ns += 50 * MS;
+    assert_eq!(bench.due(), Some(Due::Now));
+    bench.now_ns += SECOND;
+    assert!(matches!(bench.due(), Some(Due::In(_))), "it ran all that time");
+    for _ in 0..100 {
+        bench.now_ns += 50 * MS;
+        bench.due();
+    }
+    assert!(bench.floors.is_due(ID), "a fifth of five seconds");
     calls();
     // It ended without being charged much: looked at again only while there is work.
     let mut idle = Bench::new(200);
