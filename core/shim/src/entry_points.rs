@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Functions of the driver's header (CUDA 13) that take a stream.
+    /// Functions of `cuda.h` (CUDA 13) that take a stream; those for OpenGL, EGL and the like have headers of their own.
     const OF_STREAMS: &str = "cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources \
         cuGraphicsUnmapResources cuLaunchCooperativeKernel cuLaunchGridAsync cuLaunchHostFunc cuLaunchHostFunc_v2 \
         cuLaunchKernel cuMemAllocAsync cuMemAllocFromPoolAsync cuMemBatchDecompressAsync \

@@ -165,24 +165,25 @@ impl Floors {
             self.left(state.id);
             return None;
         }
-        let found = self.find(state.id);
-        if let Err(at) = found {
-            if self.all.len() == FLOORS_MAX {
-                self.forget_others(&host::clients());
-            }
-            let at = at.min(self.all.len());
-            if self.all.len() == FLOORS_MAX {
-                return None;
-            }
-            self.all.insert(at, Floor::new(state, now_ns));
-            self.all.sort_unstable_by_key(|floor| floor.id);
-        }
-        let at = self.find(state.id).ok()?;
+        let at = match self.find(state.id) {
+            Ok(at) => at,
+            Err(_) => self.add(Floor::new(state, now_ns))?,
+        };
         let floor = &mut self.all[at];
         let was_due = floor.is_due;
         let due = floor.look(state, now_ns);
         self.changed |= floor.is_due != was_due;
         Some(due)
+    }
+
+    /// Where it is now; `None`: there are too many.
+    fn add(&mut self, floor: Floor) -> Option<usize> {
+        if self.all.len() == FLOORS_MAX {
+            self.forget_others(&host::clients());
+        }
+        let at = self.find(floor.id).err().filter(|_| self.all.len() < FLOORS_MAX)?;
+        self.all.insert(at, floor);
+        Some(at)
     }
 
     fn find(&self, client: ClientId) -> Result<usize, usize> {

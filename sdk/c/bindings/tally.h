@@ -117,8 +117,8 @@ typedef struct tally_policy_clients_client_state_t {
   uint64_t   measured_ns;
   // GPU time that it has been charged for so far.
   uint64_t   charged_ns;
-  // Its floor, 0 if it has none: of the time in which it has work, averaged over about a second, it is to be charged
-  // for at least so many thousandths, also while high-priority work is active. The operator allows it.
+  // Its floor, 0 if it has none: it is to be charged for at least so many thousandths of the time in which it has
+  // work, whoever else is there. The operator has allowed it.
   uint32_t   min_share_permille;
   // Time so far in which it had work (a launch waiting or on the GPU), without the time since
   // `backlogged-since-ns`.
