@@ -6,6 +6,7 @@ Weights are random and made on the GPU; nothing is downloaded.
 
 import contextlib
 import os
+import time
 
 import torch
 
@@ -23,6 +24,15 @@ def sync_stream():
     """Wait for the stream that work is in, as a server does that reads its answer from it."""
     if DEVICE == "cuda":
         torch.cuda.current_stream().synchronize()
+
+
+def wait_for(start_at):
+    """Wait until this time of the monotonic clock, exactly."""
+    left = start_at - time.monotonic()
+    if left > 0.01:
+        time.sleep(left - 0.01)
+    while time.monotonic() < start_at:
+        pass
 
 
 def autocast():
@@ -271,6 +281,20 @@ def two_streams(launches=200):
     sync()
 
 
+def llama_service():
+    """A decode service of Llama-3.1-8B's shape."""
+    import decode_job
+
+    return decode_job.Service()
+
+
+def llama_prefill():
+    """Prefills of that shape with fewer layers, one after the other; (step, parameters)."""
+    import decode_job
+
+    return decode_job.prefill_work()
+
+
 # What a worker can serve by name. Requests are timed one by one, trainings by rate.
 REQUESTS = {
     "resnet50-eager": resnet50_request,
@@ -288,9 +312,11 @@ TRAININGS = {
     "bert-b32-train": lambda: bert_training(batch=32),
     "gpt2-large-train": lambda: gpt2_training(batch=4, tokens=512, n_embd=1280, n_layer=36, n_head=20),
     "gpt2-train": lambda: gpt2_training(n_embd=1280, n_layer=12, n_head=20),
+    "llama-prefill": llama_prefill,
     "lstm-train": lstm_training,
     "vgg16-train": vgg16_training,
 }
+SERVICES = {"llama-8b-service": llama_service}
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import sys
 
 import render_core
 import render_decide
+import render_decode
 import render_forms
 import render_frontier
 import render_kept
@@ -461,6 +462,7 @@ def shim_section(content, notes):
 SECTIONS = (
     ("pairs.json", pair_section),
     ("frontier.json", lambda content, _notes: render_frontier.lines(content, table, made_of)),
+    ("decode.json", lambda content, _notes: render_decode.lines(content, table, made_of)),
     ("counts.json", count_section),
     ("correct.json", correct_section),
     ("exact.json", exact_section),
@@ -536,6 +538,9 @@ def take_over(out, folder):
         elif name == "frontier.json" and target.is_file():
             old, new = json.loads(target.read_text()), json.loads(source.read_text())
             write_json(target, merge_rows(old, new, render_frontier.KEY))
+        elif name == "decode.json" and target.is_file():
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, merge_rows(old, new, render_decode.KEY))
         elif name == "correct.json" and target.is_file():
             # One sharing mode may have run alone.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

@@ -60,6 +60,10 @@ STEPS = (
         "frontier", 600, "270 a pair", "attainment and best-effort share over a service's objective",
         ("frontier.json",),
     ),
+    Step(
+        "decode", 1500, "250 for three modes", "late tokens of a language model's decode service and best-effort share",
+        ("decode.json",),
+    ),
     Step("several", 240, "83", "two trainings at once in `timeslice`", ("several.json",)),
     Step("shim", 300, "12", "the shim's own tests on a GPU", ("shim.json",)),
     Step("speeds", 300, "188", "what makes a GPU's context slow and fast", ("speeds.json", "speeds-vendor.json")),

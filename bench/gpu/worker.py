@@ -11,6 +11,8 @@ an `id` that its answers repeat:
 | requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
 | streams | job | nothing; runs kernels in two streams at the same time |
+| decode | job, start_at, warm_s, seconds, trace, rate_per_s, marks | what decode_job.py's service served, and how long its steps took |
+| decode_exact | job, steps, trace | digest of the tokens of a fixed schedule |
 | exact | steps, names | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
 | serial_kernels | | bytes of records of kernels that CUPTI has run one at a time; from the first one on it does |
 """
@@ -47,7 +49,7 @@ class Worker:
 
     def __init__(self, jobs, progress):
         self.progress, self.serial = progress, None
-        self.requests, self.trainings = {}, {}
+        self.requests, self.trainings, self.services = {}, {}, {}
         for job in jobs:
             torch.manual_seed(0)
             if job in models.REQUESTS:
@@ -57,6 +59,8 @@ class Worker:
                 self.trainings[job], _ = models.TRAININGS[job]()
                 for _ in range(WARM_STEPS):
                     self.trainings[job]()
+            elif job in models.SERVICES:
+                self.services[job] = models.SERVICES[job]()
             elif job == "exact":
                 models.load_libraries()
             else:
@@ -91,7 +95,7 @@ class Worker:
         request = self.requests[job]
         arrivals = poisson_schedule(rate_per_s, seconds, seed)
         service_ms, queued_ms, output = [], [], None
-        _wait_for(start_at)
+        models.wait_for(start_at)
         for arrival in arrivals:
             due = start_at + arrival
             begin = time.monotonic()
@@ -124,7 +128,7 @@ class Worker:
         so an inference that lags behind is not served alone at the end.
         """
         step, steps = self.trainings[job], 0
-        _wait_for(start_at)
+        models.wait_for(start_at)
         begin = time.monotonic()
         while time.monotonic() < begin + seconds:
             step()
@@ -164,10 +168,16 @@ class Worker:
                 del step, parameters
         return {"digests": digests, "losses": all_losses, "ended": ended, "seconds": ended - begin}
 
+    def decode(self, job, **arguments):
+        return self.services[job].decode(**arguments)
+
+    def decode_exact(self, job, **arguments):
+        return self.services[job].exact(**arguments)
+
     def serve(self, command):
         """One command's answer."""
         what = command.pop("do")
-        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "serial_kernels": self.serial_kernels}[what]
+        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "serial_kernels": self.serial_kernels, "decode": self.decode, "decode_exact": self.decode_exact}[what]
         gc.collect()
         gc.disable()
         try:
@@ -175,14 +185,6 @@ class Worker:
         finally:
             gc.enable()
             models.sync()
-
-
-def _wait_for(start_at):
-    left = start_at - time.monotonic()
-    if left > 0.01:
-        time.sleep(left - 0.01)
-    while time.monotonic() < start_at:
-        pass
 
 
 def line_waits():
