@@ -1,6 +1,6 @@
 """A decode service of Llama-3.1-8B's shape: paged KV cache, continuous batching, a CUDA graph for each batch size.
 
-decode_job.py [--layers N] [--seconds S] [--rate R] [--trace conv|code] [--exact STEPS]
+decode_job.py [--layers N] [--seconds S] [--rate R] [--trace conv|code] [--exact STEPS | --check]
 
 Half precision, random weights made on the GPU, greedy tokens. Prefills run eagerly, a chunk between two decode steps.
 Each step is one graph launch and one wait. As a program it prints one JSON object; worker.py serves it as the job
@@ -88,22 +88,44 @@ class Model:
         angle = torch.arange(TOKENS_MAX, device=DEVICE, dtype=torch.float32)[:, None] * frequency
         self.cos, self.sin = angle.cos().to(HALF), angle.sin().to(HALF)
 
-    def run(self, tokens, positions, tables, attend):
-        """The last hidden states of some tokens, whose keys and values go into the cache."""
+    def _writer(self, slots):
+        """What writes a layer's new keys and values into these tokens of the cache."""
+
+        def write(keys, values, k, v):
+            for cache, new in ((keys, k), (values, v)):
+                cache.view(self.shape.kv, -1, self.shape.head).index_copy_(1, slots, new.transpose(0, 1))
+
+        return write
+
+    def run(self, tokens, positions, tables, attend, keep=None):
+        """The last hidden states of some tokens, whose keys and values go into the pages of their tables, or to `keep`."""
         shape, n = self.shape, tokens.shape[0]
-        slots = tables.gather(1, positions[:, None] // PAGE)[:, 0] * PAGE + positions % PAGE
+        keep = keep or self._writer(tables.gather(1, positions[:, None] // PAGE)[:, 0] * PAGE + positions % PAGE)
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         parts = (shape.heads * shape.head, shape.kv * shape.head, shape.kv * shape.head)
         x = F.embedding(tokens, self.embed)
         for (qkv, out, up, down), (keys, values) in zip(self.stack, self.caches, strict=True):
             q, k, v = F.linear(F.rms_norm(x, (shape.width,), self.scale), qkv).split(parts, dim=-1)
             q, k = (rotated(part.reshape(n, -1, shape.head), cos, sin) for part in (q, k))
-            for cache, new in ((keys, k), (values, v.reshape(n, -1, shape.head))):
-                cache.view(shape.kv, -1, shape.head).index_copy_(1, slots, new.transpose(0, 1))
+            keep(keys, values, k, v.reshape(n, -1, shape.head))
             x = x + F.linear(attend(q, keys, values).reshape(n, -1), out)
             gate, value = F.linear(F.rms_norm(x, (shape.width,), self.scale), up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * value, down)
         return x
+
+    def plain(self, tokens):
+        """Logits of the last of all tokens of a sequence without a cache: what the pages must give."""
+        tokens, group = torch.tensor(tokens, device=DEVICE), self.shape.heads // self.shape.kv
+        positions = torch.arange(len(tokens), device=DEVICE)
+        fresh = []
+
+        def attend(q, keys, values):
+            k, v = (part.transpose(0, 1).repeat_interleave(group, dim=0) for part in fresh[-1])
+            scores = (q.transpose(0, 1) @ k.transpose(-1, -2)).float() * self.shape.head**-0.5
+            weights = scores.masked_fill(positions > positions[:, None], -torch.inf).softmax(-1).to(v.dtype)
+            return (weights @ v).transpose(0, 1)
+
+        return self.logits(self.run(tokens, positions, None, attend, lambda keys, values, k, v: fresh.append((k, v)))[-1:])
 
     def logits(self, x):
         return F.linear(F.rms_norm(x, (self.shape.width,), self.scale), self.head)
@@ -316,6 +338,26 @@ class Service:
         logits = models.digest([self.last_logits]) if self.last_logits is not None else ""
         return {"digest": hashlib.sha256((total.hexdigest() + logits).encode()).hexdigest(), "tokens": tokens, "finished": batcher.finished, **self.facts()}
 
+    @torch.no_grad()
+    def check(self, steps=6):
+        """How far logits are from those without a cache, on average, as a share of their spread; of the worst sequence."""
+        contexts = (3, 17, CHUNK - 2, CHUNK + 40)
+        requests = [decode_batch.Request(number, 0.0, context, steps + 2) for number, context in enumerate(contexts)]
+        batcher, step = decode_batch.Batcher(requests), 0
+        batcher.arrive(0)
+        while True:
+            what, whose, *rest = batcher.next()
+            if what == "prefill":
+                batcher.prefilled(whose, *rest, self.prefill(whose, *rest))
+                continue
+            step += len(whose) == len(contexts)
+            inputs = [decode_batch.prompt(one.request.number, 0, one.request.context, self.model.shape.vocabulary) + one.answer for one in whose]
+            batcher.decoded(whose, self.step(whose))
+            if step == 2 or batcher.finished:
+                break
+        plain = torch.cat([self.model.plain(tokens) for tokens in inputs]).float()
+        return {"sequences": len(inputs), "off": ((self.last_logits.float() - plain).abs().mean(-1) / plain.std(-1)).max().item(), **self.facts()}
+
 
 def prefill_work():
     """Best-effort work: one chunk of a prefill after the other, of the same shape with fewer layers; (step, weights)."""
@@ -340,12 +382,15 @@ def main():
     parser.add_argument("--warm", type=float, default=2, help="seconds that are not counted")
     parser.add_argument("--seconds", type=float, default=8, help="seconds that are")
     parser.add_argument("--exact", type=int, metavar="STEPS", help="so many steps of a fixed schedule instead; a digest")
+    parser.add_argument("--check", action="store_true", help="compare logits with those without a cache instead")
     parser.add_argument("--marks", action="store_true", help="mark tokens and prefills with NVTX")
     args = parser.parse_args()
     begin = time.monotonic()
     service = Service(args.layers, args.attention)
     built_s = round(time.monotonic() - begin, 1)
-    if args.exact:
+    if args.check:
+        told = service.check()
+    elif args.exact:
         told = service.exact(args.exact, args.trace)
     else:
         told = service.decode(time.monotonic(), args.warm, args.seconds, args.trace, args.rate, args.marks)

@@ -31,6 +31,8 @@ step_pairs.MODES.update({mode: (label, "slo-herald", "mps") for mode, label in H
 WIDTHS = step_frontier.WIDTHS
 MODES = ("plain", "mps", "mps-priority", *(f"mps-{width}" for width in WIDTHS), "priority-timeslice", "priority-mps", *HERALDS)
 LOADS = {"full": None, "half": 0.5}
+# How far its logits may be from those without a KV cache; with a wrong cache it is about 1.
+OFF_MAX = 0.1
 QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -133,7 +135,7 @@ def service_environment(args, alone, env):
     return {**env, "SUITE_ATTENTION": alone.attention, **({"SUITE_LAYERS": str(args.layers)} if args.layers else {})}
 
 
-def measure_alone(suite, alone, rows):
+def measure_alone(suite, alone, rows, failures):
     """The best-effort programs alone, with the service idle; then they end, and the service has the GPU to itself."""
     args = suite.args
     hp = Client(suite, "decode-alone", [SERVICE], env=service_environment(args, alone, {}))
@@ -143,6 +145,9 @@ def measure_alone(suite, alone, rows):
             alone.be_steps_per_s[job] = be_rate(args, be, job)
         for be in others.values():
             be.process.stop()
+        checked = hp.ask("decode_check", timeout_s=60, job=SERVICE)
+        if not checked["off"] <= OFF_MAX:
+            failures.add(f"the service's logits are off by {checked['off']:.3f} of their spread (attention: {checked['attention']})")
         alone.digest = exact(args, hp)
         for load in dict.fromkeys(["full", *args.loads.split(",")]):
             alone.served[load] = serve(args, alone, load, hp, soon(), args.warm, args.seconds)
@@ -276,7 +281,7 @@ def main(suite):
     if unknown:
         return [f"unknown: {', '.join(unknown)}; modes are {', '.join(step_pairs.MODES)}"]
     with failures.guard("alone"):
-        measure_alone(suite, alone, rows)
+        measure_alone(suite, alone, rows, failures)
     if set(alone.served) < {"full", *args.loads.split(",")}:
         return failures.messages
     for mode in modes:

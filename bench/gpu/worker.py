@@ -13,6 +13,7 @@ an `id` that its answers repeat:
 | streams | job | nothing; runs kernels in two streams at the same time |
 | decode | job, start_at, warm_s, seconds, trace, rate_per_s, marks | what decode_job.py's service served, and how long its steps took |
 | decode_exact | job, steps, trace | digest of the tokens of a fixed schedule |
+| decode_check | job | how far its logits are from those without a KV cache |
 | exact | steps, names | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
 | serial_kernels | | bytes of records of kernels that CUPTI has run one at a time; from the first one on it does |
 """
@@ -174,10 +175,13 @@ class Worker:
     def decode_exact(self, job, **arguments):
         return self.services[job].exact(**arguments)
 
+    def decode_check(self, job):
+        return self.services[job].check()
+
     def serve(self, command):
         """One command's answer."""
         what = command.pop("do")
-        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "serial_kernels": self.serial_kernels, "decode": self.decode, "decode_exact": self.decode_exact}[what]
+        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "serial_kernels": self.serial_kernels, "decode": self.decode, "decode_exact": self.decode_exact, "decode_check": self.decode_check}[what]
         gc.collect()
         gc.disable()
         try:
