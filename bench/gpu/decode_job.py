@@ -332,7 +332,7 @@ class Service:
                 batcher.prefilled(*work[1:], self.prefill(*work[1:]))
             else:
                 chosen = self.step(work[1])
-                total.update(repr([(one.request.number, token) for one, token in zip(work[1], chosen)]).encode())
+                total.update(repr([(one.request.number, token) for one, token in zip(work[1], chosen, strict=True)]).encode())
                 batcher.decoded(work[1], chosen)
                 step, tokens = step + 1, tokens + len(chosen)
         logits = models.digest([self.last_logits]) if self.last_logits is not None else ""

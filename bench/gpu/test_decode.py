@@ -1,13 +1,7 @@
-"""Tests of the decode service's batching, pages and trace, and of what its step says. Standard library only, but for one.
+"""Tests of the decode service's batching, pages and trace, and of what its step says. Standard library only."""
 
-Without torch the test that compares the paged service with one without a KV cache is skipped; on a GPU the step does it.
-"""
-
-import importlib.util
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import types
@@ -251,24 +245,6 @@ class Step(unittest.TestCase):
         row, _ = self.measure("plain")
         row |= {"step_ms": None, "violations_percent": 0.0}
         self.assertIn("no step", "\n".join(render_decode.lines([row], render.table, render.made_of)))
-
-
-@unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
-class Model(unittest.TestCase):
-    def job(self, *arguments):
-        env = {**os.environ, "SUITE_DEVICE": "cpu", "SUITE_SMALL": "1"}
-        command = [sys.executable, str(HERE / "decode_job.py"), *arguments]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300, env=env).stdout)
-
-    def test_pages_give_what_a_service_without_a_cache_gives(self):
-        told = self.job("--check")
-        self.assertEqual(told["sequences"], 4)
-        self.assertLess(told["off"], 0.01)
-
-    def test_a_fixed_schedule_gives_the_same_tokens_each_time(self):
-        first, again = self.job("--exact", "40"), self.job("--exact", "40")
-        self.assertEqual(first["digest"], again["digest"])
-        self.assertGreater(first["finished"], 5)
 
 
 if __name__ == "__main__":
