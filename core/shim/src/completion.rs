@@ -32,6 +32,8 @@ use tally_preempt::sm_limit;
 const DENSE: usize = 8;
 /// The same for the slot that streams share, where one stream's event says nothing about another's launches.
 const DENSE_SHARED: usize = 4_096;
+/// The same for launches whose time is wanted.
+const DENSE_SAMPLES: usize = 128;
 /// A kernel's first launches are measured one by one, later one in so many.
 const FIRST_SAMPLES: u16 = 8;
 const SAMPLE_EVERY: u16 = 32;
@@ -54,6 +56,8 @@ struct Marker {
     issued_ns: u64,
     /// The launch's time is to be reported.
     is_sample: bool,
+    /// When it happens is to be known exactly, for this launch's time or the next one's.
+    is_watched: bool,
 }
 
 /// The events on their way in one slot.
@@ -162,7 +166,10 @@ fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
 pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
     let issued_ns = now_ns();
     let track = &TRACKS[index & 63];
-    let due = track.with(|track| is_due(index, track.markers.len(), track.unmarked));
+    let due = track.with(|track| {
+        let pending = track.markers.len();
+        (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked)
+    });
     let marker = due.then(|| marker(index, slot, stream, number, issued_ns, is_sample)).flatten();
     track.with(|track| match marker {
         Some(marker) => {
@@ -175,6 +182,31 @@ pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sa
         None => track.unmarked = track.unmarked.saturating_add(1),
     });
     follow(index);
+}
+
+/// The next launch of the calling thread's is to be measured: see that the end of the one before it is known, too, also
+/// in a program that launches far ahead. The caller holds the slot's lock.
+pub fn mark_before_sample(index: usize, slot: &Slot, stream: usize) {
+    let seen = slot.word.snapshot();
+    if index == OVERFLOW || !seen.is_settled() {
+        return;
+    }
+    let number = seen.sequence();
+    let is_wanted = TRACKS[index & 63].with(|track| match track.markers.back_mut() {
+        Some(newest) if newest.number == number => {
+            newest.is_watched = true;
+            false
+        }
+        Some(_) => track.markers.len() < DENSE_SAMPLES,
+        None => track.unmarked > 0,
+    });
+    if is_wanted && let Some(mut marker) = marker(index, slot, stream, number, now_ns(), false) {
+        marker.is_watched = true;
+        TRACKS[index & 63].with(|track| {
+            track.markers.push_back(marker);
+            track.unmarked = 0;
+        });
+    }
 }
 
 /// Put an event behind what the calling thread has launched in its own stream so far.
@@ -225,7 +257,7 @@ fn marker(
         return None;
     }
     let id = NEXT_ID.fetch_add(1, Relaxed);
-    Some(Marker { id, event, context, number, issued_ns, is_sample })
+    Some(Marker { id, event, context, number, issued_ns, is_sample, is_watched: is_sample })
 }
 
 fn event(context: usize) -> Option<usize> {
@@ -267,7 +299,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
                     let since_ns = now.saturating_sub(since_ns);
                     // Exact to a sixteenth where the time is wanted.
                     let later_ns =
-                        if oldest.is_sample { since_ns / 16 } else { (since_ns / 4).max(NAP_NS) };
+                        if oldest.is_watched { since_ns / 16 } else { (since_ns / 4).max(NAP_NS) };
                     let stuck = (since_ns > sm_limit::STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)
                 }

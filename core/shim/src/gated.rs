@@ -87,6 +87,9 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let _held = (index != OVERFLOW).then_some(held);
     // A launch in another form is always measured: it is long, and few are.
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
+    if sample {
+        completion::mark_before_sample(index, slot, slots::explicit(call.stream, call.per_thread));
+    }
     // While the shim loads code nothing may be launched that this could wait for.
     let result = quiesce::while_open(|| match (answer, shape) {
         (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
