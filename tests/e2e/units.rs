@@ -196,7 +196,6 @@ fn best_effort_runs_within_requests_that_pause() -> Result<()> {
     let program = compile(&scene)?;
     let _core = scene.core(&scene.artefacts().policy("slo-herald")?, &["--sharing", "mps"])?;
     let mut batch = Probe::start(&scene, Class::BestEffort, "batch")?;
-    // What was never measured is let in between requests only.
     batch.ask("launch 200 100")?;
     batch.ask("sync")?;
     // A busy machine needs many: it is killed once enough is seen.

@@ -10,7 +10,7 @@
 //! decide(launch):
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
-//!     cost := its predicted time; a tenth of it, if the launch is light
+//!     cost := its predicted time; a tenth of it, if the launch is light; 2 ms, if it was never measured
 //!     if each service with an open unit shares SMs, and the launch is not light and can be limited:
 //!                                                            run on the fewest SMs of those services
 //!     for each service with an open unit, unless the GPU has had no high-priority work for 2 ms:
@@ -196,8 +196,7 @@ impl Herald {
                 if beside.is_some() || is_due {
                     continue;
                 }
-                // What was never measured may be of any length.
-                if cost_ns == UNKNOWN || cost_ns > left_ns {
+                if cost_ns > left_ns {
                     let reason = if service.is_strict() { Reason::Strict } else { Reason::Spent };
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
                     return Decision::Hold(hold_ns).because(reason);
@@ -405,8 +404,11 @@ impl Herald {
         (can && cost_ns >= launch.predicted_ns).then_some(sms)
     }
 
-    /// What a launch costs the open units, [`UNKNOWN`] if it was never measured.
+    /// What a launch costs the open units.
     fn cost_ns(&self, launch: &Launch) -> u64 {
+        if launch.predicted_ns == UNKNOWN {
+            return self.settings.unknown_ns;
+        }
         let few = u64::from(launch.sm_count) * u64::from(self.settings.light_sms_percent) / 100;
         let is_light = launch.predicted_ns <= self.settings.light_ns
             || (!launch.is_graph() && launch.grid_blocks <= few);

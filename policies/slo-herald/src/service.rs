@@ -1,6 +1,6 @@
 //! One service: what its units take when best effort is held back, and how much best-effort time it can bear.
 
-use crate::share::{REVIEW_UNITS, Share, Verdict};
+use crate::share::{REVIEW_NS, REVIEW_UNITS, REVIEW_UNITS_MIN, Share, Verdict};
 use std::collections::VecDeque;
 use tally_sdk::{ClientId, NEVER, host};
 
@@ -20,8 +20,13 @@ const BUSY_PERMILLE_FAR: u64 = 875;
 const BUSY_PERMILLE_RAISE_MAX: u64 = 720;
 /// As busy as this it bears nothing.
 const BUSY_PERMILLE_STRICT: u64 = 950;
-/// Stretch over which that is measured, ns.
+/// All that only if its units take longer beside best effort than alone by more than this, in thousandths: else holding
+/// best effort back would make it no less busy.
+const INFLATION_PERMILLE_MIN: u64 = 1_050;
+/// Stretch over which that is measured, at least, ns, and units; it ends at the latest after [`BUSY_STRETCH_NS_MAX`].
 const BUSY_STRETCH_NS: u64 = 1_000_000_000;
+const BUSY_UNITS: u64 = 16;
+const BUSY_STRETCH_NS_MAX: u64 = 10_000_000_000;
 const PERCENTILE_DEFAULT: f64 = 99.0;
 /// Of the units that the objective allows to be late so many may be before less is let in: rare ones come of other
 /// causes. As many are saved up at most.
@@ -71,8 +76,10 @@ pub struct Service {
     /// What units took alone, the latest last.
     alone_ns: VecDeque<u64>,
     alone_p95_ns: u64,
+    alone_mean_ns: u64,
     pub share: Share,
     reviewed: u32,
+    review_from_ns: u64,
     late_in_review: u32,
     /// The longest two units of this review.
     longest_ns: [u64; 2],
@@ -84,6 +91,14 @@ pub struct Service {
     misses: bool,
     busy_from_ns: Option<u64>,
     busy_ns: u64,
+    /// Units of this stretch that were not measured alone, and how long they took in all.
+    beside_units: u64,
+    beside_ns: u64,
+    /// Units of this stretch, measured alone or not.
+    stretch_units: u64,
+    /// Units take longer beside best effort than alone, as far as is known.
+    inflates: bool,
+    /// How busy best effort makes it; 0 if it would be as busy alone.
     busy_permille: u64,
     /// That was measured since the last review.
     is_busy_new: bool,
@@ -104,8 +119,10 @@ impl Service {
             since_alone: 0,
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
             alone_p95_ns: 0,
+            alone_mean_ns: 0,
             share: Share::new(sm_count),
             reviewed: 0,
+            review_from_ns: 0,
             late_in_review: 0,
             longest_ns: [0; 2],
             tolerated: TOLERATED_MAX,
@@ -114,6 +131,10 @@ impl Service {
             misses: false,
             busy_from_ns: None,
             busy_ns: 0,
+            beside_units: 0,
+            beside_ns: 0,
+            stretch_units: 0,
+            inflates: true,
             busy_permille: 0,
             is_busy_new: false,
         }
@@ -237,6 +258,7 @@ impl Service {
         let end_ns = |open: Open| open.since_ns.saturating_add(took_ns).min(now_ns);
         self.ended_ns = Some(open.filter(|_| units == 1).map_or(now_ns, end_ns));
         self.units = self.units.saturating_add(units.into());
+        self.stretch_units = self.stretch_units.saturating_add(units.into());
         let mut changed = self.judge_load(now_ns);
         if units == 0 {
             return Ended { changed, ..Ended::default() };
@@ -253,6 +275,8 @@ impl Service {
             self.measured_alone(took_ns);
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
         } else {
+            self.beside_units = self.beside_units.saturating_add(units.into());
+            self.beside_ns = self.beside_ns.saturating_add(took_ns.saturating_mul(units.into()));
             self.since_alone = self.since_alone.saturating_add(units);
             changed |= self.review(now_ns, units, took_ns, is_late);
         }
@@ -268,6 +292,8 @@ impl Service {
         let mut sorted: Vec<u64> = self.alone_ns.iter().copied().collect();
         sorted.sort_unstable();
         self.alone_p95_ns = sorted[(sorted.len() * 95).div_ceil(100) - 1];
+        let sum_ns = sorted.iter().fold(0u64, |sum, ns| sum.saturating_add(*ns));
+        self.alone_mean_ns = sum_ns / sorted.len() as u64;
     }
 
     fn new_review(&mut self) {
@@ -276,6 +302,9 @@ impl Service {
 
     /// Adapt what a unit bears, so that the objective is nearly used up. True if it changed.
     fn review(&mut self, now_ns: u64, units: u32, took_ns: u64, is_late: bool) -> bool {
+        if self.reviewed == 0 {
+            self.review_from_ns = now_ns.saturating_sub(took_ns);
+        }
         self.reviewed = self.reviewed.saturating_add(units);
         let earned = TOLERATED_PART * (100.0 - self.percentile) / 100.0 * f64::from(units);
         self.tolerated = (self.tolerated + earned).min(TOLERATED_MAX);
@@ -285,10 +314,15 @@ impl Service {
         }
         let [longest_ns, next_ns] = self.longest_ns;
         self.longest_ns = [longest_ns.max(took_ns), next_ns.max(took_ns.min(longest_ns))];
-        if self.reviewed < REVIEW_UNITS {
+        let is_over = now_ns.saturating_sub(self.review_from_ns) >= REVIEW_NS;
+        let units_min = if is_over { REVIEW_UNITS_MIN } else { REVIEW_UNITS };
+        if self.reviewed < units_min {
             return false;
         }
-        let is_early = self.late_in_review == 0 && self.longest_ns[1] < self.slo_ns / 100 * 85;
+        // Of many units one may be an accident.
+        let longest_ns = self.longest_ns[usize::from(self.reviewed >= REVIEW_UNITS)];
+        let longest_percent = longest_ns.saturating_mul(100) / self.slo_ns.max(1);
+        let is_early = self.late_in_review == 0 && longest_percent < 85;
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
         let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;
@@ -298,7 +332,7 @@ impl Service {
         } else if busy_permille > BUSY_PERMILLE_MAX {
             Verdict::Ease
         } else if is_early && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
-            Verdict::Raise
+            Verdict::Raise(longest_percent)
         } else {
             Verdict::Keep
         };
@@ -325,11 +359,19 @@ impl Service {
     fn judge_load(&mut self, now_ns: u64) -> bool {
         let Some(from_ns) = self.busy_from_ns else { return false };
         let stretch_ns = now_ns.saturating_sub(from_ns);
-        if stretch_ns < BUSY_STRETCH_NS {
+        let is_enough = self.stretch_units >= BUSY_UNITS || stretch_ns >= BUSY_STRETCH_NS_MAX;
+        if stretch_ns < BUSY_STRETCH_NS || !is_enough {
             return false;
         }
         let was_strict = self.is_strict();
-        self.busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
+        if self.beside_units > 0 {
+            let alone_ns = u128::from(self.alone_mean_ns) * u128::from(self.beside_units);
+            let most_ns = alone_ns * u128::from(INFLATION_PERMILLE_MIN) / 1_000;
+            self.inflates = u128::from(self.beside_ns) > most_ns;
+        }
+        let busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
+        self.busy_permille = if self.inflates { busy_permille } else { 0 };
+        (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
         if self.is_strict() && !was_strict {
             self.share.halve();

@@ -11,6 +11,8 @@ pub struct Settings {
     pub window_ns: u64,
     /// `window_us_min`: the same, at least, however little a service can spare.
     pub window_ns_min: u64,
+    /// `unknown_us`: what a launch that was never measured is taken to cost.
+    pub unknown_ns: u64,
     /// `light_us`: a launch predicted to be over so soon is light.
     pub light_ns: u64,
     /// `light_sms_percent`: a launch whose blocks are no more than this share of the SMs is light.
@@ -34,6 +36,7 @@ impl Settings {
             idle_gap_ns: config.microseconds("idle_gap_us", 100, 0..=1_000_000)?,
             window_ns: config.microseconds("window_us", 1_000, 1..=10_000_000)?,
             window_ns_min: config.microseconds("window_us_min", 100, 1..=10_000_000)?,
+            unknown_ns: config.microseconds("unknown_us", 2_000, 1..=10_000_000)?,
             light_ns: config.microseconds("light_us", 5, 0..=1_000_000)?,
             light_sms_percent: config.small("light_sms_percent", 12, 0..=100)?,
             forms: tally_forms::Settings::take(&mut config, true)?,

@@ -5,8 +5,10 @@
 //! if its kernels do not fill the GPU. Each way has a level that is raised while all units are early and lowered once
 //! too many are. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
 
-/// Units after which the level is looked at again.
+/// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`].
 pub const REVIEW_UNITS: u32 = 64;
+pub const REVIEW_UNITS_MIN: u32 = 8;
+pub const REVIEW_NS: u64 = 1_000_000_000;
 /// Best-effort time, in thousandths of the time that a unit can spare.
 pub const RATE_START: u64 = 1_000;
 const RATE_MIN: u64 = 50;
@@ -45,7 +47,8 @@ pub enum Way {
 /// What the units of a review say of the level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    Raise,
+    /// All units were early: the longest took so much of the objective, percent.
+    Raise(u64),
     Keep,
     /// A little: the service is too busy.
     Ease,
@@ -214,8 +217,14 @@ impl Share {
                 known.found_limit = true;
             }
             Verdict::Keep => {}
-            Verdict::Raise => {
-                let percent = if known.found_limit { 105 } else { 125 };
+            Verdict::Raise(longest_percent) => {
+                // What best effort adds to a unit may grow by so much and still fit.
+                let percent = match (known.found_limit, longest_percent) {
+                    (false, ..50) => 200,
+                    (false, 50..65) => 150,
+                    (true, 50..) => 105,
+                    _ => 125,
+                };
                 self.rate = (self.rate * percent).div_ceil(100).min(RATE_MAX);
             }
         }
@@ -241,7 +250,7 @@ impl Share {
                 }
             }
             Verdict::Keep => known.early = 0,
-            Verdict::Raise => {
+            Verdict::Raise(_) => {
                 known.early += 1;
                 // A new number may make a unit late, and few may be.
                 let early = if known.found_limit { EARLY_REVIEWS } else { EARLY_REVIEWS / 2 };
