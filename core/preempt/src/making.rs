@@ -16,7 +16,7 @@ use crate::transformed::{Transformed, attribute, copy_attributes, plain_function
 use crate::{disk_cache, flag, gate, proof, watch};
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::transform_state;
@@ -301,12 +301,18 @@ pub(crate) fn prepared(index: usize, transformed: Transformed) {
     let detail = transform_state::SLICEABLE | transform_state::PREEMPTIBLE;
     let (kernel, image) = (&KERNELS[index], transformed.image);
     // Kept on purpose: a launch may be reading it.
-    kernel.transformed.store(Box::leak(Box::new(transformed)), Release);
+    kernel.transformed.store(Box::leak(Box::new(transformed)), SeqCst);
+    // Behind that: if the program has unloaded the image since the form was made, or may have written its constants,
+    // either it has found the form here (`prepare::image_unloaded`, `image_written`) or that shows now. Else a later
+    // kernel of the same code would have the form's handle, which by then may be another's. Before launches take the
+    // form: one behind the write must not.
+    let is_as_loaded = || host().library(image).is_ok();
+    if !is_as_loaded() {
+        kernel.transformed.store(std::ptr::null_mut(), SeqCst);
+        return publish(index, transform_state::UNKNOWN, 0);
+    }
     publish(index, transform_state::READY, detail);
-    // Behind that: if the program has unloaded the image since the form was made, either it has found the form here
-    // (`prepare::image_unloaded`) or that shows now. Else a later kernel of the same code would have the form's
-    // handle, which by then may be another's.
-    if host().library(image).is_err() {
+    if !is_as_loaded() || kernel.transformed().is_none() {
         return forget_kernel(index);
     }
     if let Some(client) = host().client() {
@@ -316,9 +322,15 @@ pub(crate) fn prepared(index: usize, transformed: Transformed) {
 
 /// A kernel has no transformed form any more.
 pub(crate) fn forget_kernel(index: usize) {
-    let kernel = &KERNELS[index];
-    kernel.transformed.store(std::ptr::null_mut(), Release);
+    KERNELS[index].transformed.store(std::ptr::null_mut(), SeqCst);
     watch::forget_kernel(index);
+    withdraw(index);
+}
+
+/// No launch takes a kernel's transformed form any more; those under way keep it.
+pub(crate) fn withdraw(index: usize) {
+    let kernel = &KERNELS[index];
+    kernel.transformed.store(std::ptr::null_mut(), SeqCst);
     let (state, _) = transform_state::unpack(kernel.state.load(Acquire));
     // What was profiled of a kernel stays.
     if state == transform_state::READY {

@@ -231,6 +231,18 @@ pub fn image_unloaded(image: u128) {
     }
 }
 
+/// The program may write constants of an image from now on, of which its forms have copies: launches that follow do
+/// not take them. The host has no bytes of the image any more, so none are made. They stay loaded until the program
+/// unloads the image, because launches may be under way.
+pub fn image_written(image: u128) {
+    for (index, kernel) in KERNELS.iter().enumerate() {
+        if kernel.transformed().is_some_and(|transformed| transformed.image == image) {
+            making::withdraw(index);
+        }
+    }
+    making::forget_image(image);
+}
+
 /// A context is destroyed, and the forms in it. Nothing uses it any more.
 pub fn forget_context(context: usize) {
     jobs::forget_context(context);

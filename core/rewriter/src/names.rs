@@ -1,4 +1,4 @@
-//! Kernels that are known by name to wait, for one another's blocks or for other GPUs.
+//! What is told by its name: kernels that wait, for one another's blocks or for other GPUs, and constants.
 //!
 //! A kernel whose blocks wait for each other may hang when some of them are held back, and neither its PTX nor
 //! its machine code says so plainly: a look-back reads a word that another block writes, as any kernel might.
@@ -64,6 +64,25 @@ const SEMAPHORES: [&str; 11] = [
     "cooperative_groups",
 ];
 
+/// Tables of CUDA's mathematical functions (the digits of 2/pi, coefficients), with
+/// their sizes: constants, under names that are the implementation's own.
+pub const MATH_TABLES: [(&str, u64); 3] =
+    [("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)];
+
+/// Whether a variable of this name may be one that [`MATH_TABLES`] or the name of a text make a constant, so that
+/// kernels that read it are transformed. Then they must not be any more if a program may write it.
+pub fn may_be_constant(name: &[u8]) -> bool {
+    name.starts_with(b"__cudart_") || std::str::from_utf8(name).is_ok_and(is_text)
+}
+
+/// The names that the compiler gives string literals and `__func__`.
+pub(crate) fn is_text(name: &str) -> bool {
+    let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
+    name == "$str"
+        || name.strip_prefix("$str$").is_some_and(digits)
+        || name.strip_prefix("__unnamed_").is_some_and(digits)
+}
+
 /// Why a kernel of this name, mangled or plain, is not transformed; `None` says nothing.
 pub fn waits_by_name(name: &str) -> Option<TransformRefusal> {
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
@@ -98,6 +117,17 @@ fn marlin(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn constants_are_known_and_variables_are_not() {
+        let constants = MATH_TABLES.map(|(name, _)| name).into_iter();
+        for name in constants.chain(["$str", "$str$12", "__unnamed_3"]) {
+            assert!(may_be_constant(name.as_bytes()), "{name}");
+        }
+        for name in ["table", "_Z15__cudart_i2opi_f", "$string", "__unnamed_x", ""] {
+            assert!(!may_be_constant(name.as_bytes()), "{name}");
+        }
+    }
 
     #[test]
     fn look_backs_and_semaphores_are_known() {

@@ -341,9 +341,6 @@ entry_points! {
     cuDestroyExternalMemory(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuCtxSetLimit(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuFuncLoad(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
-    cuModuleGetGlobal_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
-    cuLibraryGetGlobal(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
-    cuLibraryGetManaged(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuLibraryGetUnifiedFunction(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
 
     cuModuleLoad(module: *mut Ptr, path: *const c_char) false loads::module_load;
@@ -354,10 +351,13 @@ entry_points! {
     cuModuleEnumerateFunctions(functions: *mut Ptr, count: c_uint, module: Ptr) false names::enumerate_functions;
     cuLibraryEnumerateKernels(kernels: *mut Ptr, count: c_uint, library: Ptr) false names::enumerate_kernels;
     cuModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) false names::get_function;
+    cuModuleGetGlobal_v2(address: *mut u64, bytes: *mut usize, module: Ptr, name: *const c_char) false names::get_global;
     cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_data;
     cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_file;
     cuLibraryUnload(library: Ptr) false names::unload;
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
+    cuLibraryGetGlobal(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::get_global;
+    cuLibraryGetManaged(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::get_global;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
     cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;

@@ -46,6 +46,8 @@ struct Image {
     library: Option<String>,
     /// Modules and libraries that were loaded from it and not unloaded.
     users: u32,
+    /// The program may write constants of one of them.
+    is_written: bool,
 }
 
 struct Images {
@@ -236,7 +238,7 @@ fn add(digest: u128, place: ImagePlace, library: Option<String>) {
         } else if images.by_digest.len() < IMAGES_MAX {
             let place = if has_room { place } else { ImagePlace::Nowhere };
             images.copied_bytes += if has_room { copied } else { 0 };
-            images.by_digest.insert(digest, Image { place, library, users: 1 });
+            images.by_digest.insert(digest, Image { place, library, users: 1, is_written: false });
         }
     });
 }
@@ -258,12 +260,23 @@ pub fn unloaded(digest: u128) -> bool {
     })
 }
 
+/// The program may write constants of a module that was loaded from an image.
+pub fn written(digest: u128) {
+    IMAGES.with(|images| {
+        if let Some(image) = images.by_digest.get_mut(&digest) {
+            image.is_written = true;
+        }
+    });
+}
+
 /// File name of the library that holds an image, or whose code loaded it, if that is known.
 ///
 /// # Errors
-/// [`TransformRefusal::ImageGone`] if its bytes are not at hand.
+/// [`TransformRefusal::ImageGone`] if its bytes are not at hand, [`TransformRefusal::WritableGlobals`] if the program
+/// may write its constants.
 pub fn library(digest: u128) -> Result<Option<String>, TransformRefusal> {
     IMAGES.with(|images| match images.by_digest.get(&digest) {
+        Some(Image { is_written: true, .. }) => Err(TransformRefusal::WritableGlobals),
         None | Some(Image { place: ImagePlace::Nowhere, .. }) => Err(TransformRefusal::ImageGone),
         Some(image) => Ok(image.library.clone()),
     })

@@ -16,6 +16,7 @@ use tally_ipc::layout::KERNEL_UNKNOWN;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::lock::{Lock, Locked};
 use tally_preempt::{prepare, settings};
+use tally_rewriter::names::may_be_constant;
 
 /// Handles of functions and kernels that are remembered.
 const FUNCTIONS_MAX: usize = 16 * 1024;
@@ -254,6 +255,47 @@ fn note_of(client: &ClientRegion, function: Ptr, module: Ptr, name: &[u8]) -> u3
     let (owner, digest) =
         loaded.map_or((module as usize, 0), |loaded| (loaded.owner, loaded.digest));
     note(client, function as usize, owner, name, digest)
+}
+
+/// `cuModuleGetGlobal`, `cuLibraryGetGlobal`, `cuLibraryGetManaged`. A program that has the address of a constant may
+/// write it, and transformed forms have a copy of their own: they go before it has the address.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn get_global(
+    real: unsafe extern "C" fn(*mut u64, *mut usize, Ptr, *const c_char) -> CuResult,
+    _per_thread: bool,
+    address: *mut u64,
+    bytes: *mut usize,
+    module: Ptr,
+    name: *const c_char,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = quiesce::waiting(|| unsafe { real(address, bytes, module, name) });
+    if result == SUCCESS && !name.is_null() && state::client().is_some() {
+        // SAFETY: the driver has read it.
+        let name = unsafe { CStr::from_ptr(name) };
+        if may_be_constant(name.to_bytes()) {
+            constants_found(module as usize);
+        }
+    }
+    result
+}
+
+/// The program has the address of a constant of a module: no kernel of its image is transformed any more. Of a module
+/// that was not seen to be loaded, as one that a function tells, every image may be it.
+#[cold]
+fn constants_found(module: usize) {
+    let mut digests: Vec<u128> = KNOWN.with(|known| match known.modules.get(&module) {
+        Some(loaded) => vec![loaded.digest],
+        None => known.modules.values().map(|loaded| loaded.digest).collect(),
+    });
+    digests.sort_unstable();
+    digests.dedup();
+    for digest in digests {
+        images::written(digest);
+        prepare::image_written(digest);
+    }
 }
 
 /// `cuModuleEnumerateFunctions`.

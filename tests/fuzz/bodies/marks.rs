@@ -185,6 +185,8 @@ impl World {
             self.honest.dropped += 1;
             return;
         };
+        // A thread reads its clock for each: no two begin in the same nanosecond.
+        self.now_ns += 1;
         let began_ns = self.now_ns;
         marks.begin(place, began_ns, what.pack());
         let registered_ns = self.registered_ns[&HONEST];
@@ -274,14 +276,17 @@ impl World {
             return;
         };
         let before = marks_before.unwrap_or_default();
-        // Before the first one, requests were periods of activity.
+        // Before the first marked one, requests were units of streams, and tokens were their graph launches.
         let is_first = marks.has_requests && !before.has_requests;
         let requests_before = if is_first { 0 } else { service_before.requests };
+        let is_first_token = marks.has_tokens && !before.has_tokens;
+        let tokens_before = if is_first_token { 0 } else { before.tokens.count };
         let more = |what: &str, now: u64, before: u64| {
             assert!(now >= before, "client {id}: {what} fell from {before} to {now}");
             now - before
         };
         assert!(marks.has_requests || !before.has_requests, "client {id}: requests as before");
+        assert!(marks.has_tokens || !before.has_tokens, "client {id}: tokens as before");
         let requests = more("requests", service.requests, requests_before);
         let marked = if marks.has_requests { requests } else { 0 };
         more("dropped units", marks.dropped, before.dropped);
@@ -289,8 +294,11 @@ impl World {
         if !is_first {
             more("requests within", service.requests_within, service_before.requests_within);
         }
+        let tokens = more("tokens", marks.tokens.count, tokens_before);
+        // A unit has at most so many graph launches.
+        let graphs_max = if marks.has_tokens { 1 } else { u16::MAX.into() };
         let read = marked
-            + more("tokens", marks.tokens.count, before.tokens.count)
+            + tokens.div_ceil(graphs_max)
             + more("prefills", marks.prefills.count, before.prefills.count)
             + more("wrong units", marks.wrong, before.wrong);
         assert!(
@@ -339,6 +347,7 @@ impl World {
         let MarkNumbers { tokens, prefills, tpot_ns, .. } = *marks;
         let counted = MarkNumbers {
             has_requests: *has_requests,
+            has_tokens: read[1] > 0,
             open: requests.len() as u64,
             oldest_ns,
             tpot_ns,

@@ -21,13 +21,21 @@ const AHEAD_NS_MAX: u64 = 1_000_000_000;
 /// A slot taken and not published for so long is passed over.
 const STUCK_NS: u64 = 1_000_000_000;
 
+/// A unit under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Open {
+    /// As the client states it, ns. Tells units apart that are clamped to the same `came_ns`.
+    began_ns: u64,
+    /// When the program had it, queue included, ns.
+    came_ns: u64,
+}
+
 /// A unit that ended, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unit {
     kind: Kind,
-    /// When the program had it, queue included, ns.
-    came_ns: u64,
-    /// Time from then to its end, ns.
+    open: Open,
+    /// Time from when the program had it to its end, ns.
     ns: u64,
     /// Part of `ns` that it queued in the program, ns; `None`: not known.
     queued_ns: Option<u64>,
@@ -120,6 +128,8 @@ pub struct UnitNumbers {
 pub struct MarkNumbers {
     /// Requests are marked ones.
     pub has_requests: bool,
+    /// Tokens are marked ones, not graph launches.
+    pub has_tokens: bool,
     /// Requests under way, and for how long the oldest has been there, ns.
     pub open: u64,
     pub oldest_ns: u64,
@@ -146,8 +156,8 @@ pub struct Marks {
     has_more: bool,
     /// The client's count of changes when `open` was read.
     changes: u64,
-    /// When the requests under way came, ns.
-    open: Vec<u64>,
+    /// The requests under way.
+    open: Vec<Open>,
     /// What ended in the last pass, and whether an A/B test has it.
     ended: Vec<Unit>,
     is_sampled: bool,
@@ -222,7 +232,7 @@ impl Marks {
         self.has_more = from.next.load(Acquire) != self.next && self.take(now_ns, from);
         // The client frees the place of a unit after it has reported the end.
         for unit in &self.ended {
-            if let Some(at) = self.open.iter().position(|came_ns| *came_ns == unit.came_ns) {
+            if let Some(at) = self.open.iter().position(|open| *open == unit.open) {
                 self.open.swap_remove(at);
             }
         }
@@ -240,17 +250,20 @@ impl Marks {
 
     fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
         self.open.clear();
-        let possible = |ns: u64| ns.clamp(self.registered_ns, now_ns.max(self.registered_ns));
+        let last_ns = now_ns.max(self.registered_ns);
+        let open = |began_ns, stated_ns: u64| {
+            let came_ns = stated_ns.clamp(self.registered_ns, last_ns);
+            Open { began_ns, came_ns }
+        };
         for (began_ns, What { kind, age_us, .. }) in from.open() {
             self.has_any = true;
             if kind == Kind::Request {
-                let came_ns = began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000));
-                self.open.push(possible(came_ns));
+                self.open.push(open(began_ns, stated_ns(began_ns, age_us)));
             }
         }
         self.has_requests |= !self.open.is_empty();
         if !self.has_requests {
-            self.open.extend(from.open_streams().map(possible));
+            self.open.extend(from.open_streams().map(|ns| open(ns, ns)));
         }
     }
 
@@ -331,7 +344,7 @@ impl Marks {
         if self.tpot_ns.is_none() || self.has_tokens || graphs.count == 0 {
             return;
         }
-        let from_ns = stated.began_ns.saturating_add(graphs.after_ns.into()).max(unit.came_ns);
+        let from_ns = stated.began_ns.saturating_add(graphs.after_ns.into()).max(unit.open.came_ns);
         let ns = stated.ended_ns.saturating_sub(from_ns) / u64::from(graphs.count);
         let times = self.tokens.get_or_insert_with(|| Times::new(now_ns));
         times.record(now_ns, ns, graphs.count.into());
@@ -369,13 +382,13 @@ impl Marks {
         if ended_ns < began_ns || ended_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
             return None;
         }
-        let stated_ns = began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000));
+        let stated_ns = stated_ns(began_ns, age_us);
         let came_ns = stated_ns.max(self.registered_ns);
         self.shortened += u64::from(came_ns != stated_ns);
         let most_ns = now_ns.saturating_sub(self.registered_ns);
         let ns = ended_ns.saturating_sub(came_ns).min(most_ns);
         let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns).min(ns));
-        Some(Unit { kind, came_ns, ns, queued_ns })
+        Some(Unit { kind, open: Open { began_ns, came_ns }, ns, queued_ns })
     }
 
     /// Whether there was more than the last pass took.
@@ -395,7 +408,7 @@ impl Marks {
 
     /// When the oldest request under way came.
     pub fn oldest_open_ns(&self) -> Option<u64> {
-        self.open.iter().min().copied()
+        self.open_since_ns().min()
     }
 
     /// Counts the requests that ended in the last pass.
@@ -409,8 +422,9 @@ impl Marks {
             return;
         }
         for unit in &self.ended {
-            match unit.came_ns < self.cut_ns {
-                true => Requests::carry(sample, Carried { began_ns: unit.came_ns, ns: unit.ns }),
+            let Open { came_ns: began_ns, .. } = unit.open;
+            match began_ns < self.cut_ns {
+                true => Requests::carry(sample, Carried { began_ns, ns: unit.ns }),
                 false => unit.count(sample),
             }
         }
@@ -422,8 +436,8 @@ impl Marks {
     }
 
     /// When the requests that are under way came, ns.
-    pub fn open_since_ns(&self) -> &[u64] {
-        &self.open
+    pub fn open_since_ns(&self) -> impl Iterator<Item = u64> + '_ {
+        self.open.iter().map(|open| open.came_ns)
     }
 
     /// All figures, as of the last pass; `None` if nothing was marked.
@@ -432,6 +446,7 @@ impl Marks {
         let has_any = self.has_any || self.tokens.is_some();
         (has_any || self.dropped > 0 || self.wrong > 0).then(|| MarkNumbers {
             has_requests: self.has_requests,
+            has_tokens: self.has_tokens,
             open: self.open.len() as u64,
             oldest_ns: self.oldest_open_ns().map_or(0, |came| now_ns.saturating_sub(came)),
             tpot_ns: self.tpot_ns,
@@ -442,6 +457,11 @@ impl Marks {
             shortened: self.shortened,
         })
     }
+}
+
+/// When a unit came, by what the client states.
+fn stated_ns(began_ns: u64, age_us: Option<u64>) -> u64 {
+    began_ns.saturating_sub(age_us.unwrap_or(0).saturating_mul(1_000))
 }
 
 impl Unit {

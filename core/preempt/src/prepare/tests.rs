@@ -44,6 +44,23 @@ fn a_form_whose_image_was_unloaded_while_it_was_made_is_not_used() {
 }
 
 #[test]
+fn a_form_whose_image_may_be_written_is_not_used_before_or_behind_its_making() {
+    const INDEX: usize = 8;
+    let prepare = || prepared(INDEX, Transformed { image: 78, ..transformed(None, [0; 3]) });
+    fake::set_loaded(78, true);
+    prepare();
+    assert!(kernels::transformed(INDEX).is_some());
+    image_written(79);
+    assert!(kernels::transformed(INDEX).is_some(), "another image");
+    fake::set_loaded(78, false);
+    image_written(78);
+    assert!(kernels::transformed(INDEX).is_none());
+    prepare();
+    let state = transform_state::unpack(KERNELS[INDEX].state.load(Acquire)).0;
+    assert!(kernels::transformed(INDEX).is_none() && state == transform_state::UNKNOWN);
+}
+
+#[test]
 fn machine_code_has_offsets_in_one_dimension_and_ptx_in_all() {
     for (is_ptx, grid, serves) in [
         (true, [9, 1, 1], true),

@@ -38,16 +38,13 @@ use super::elf::{Cubin, Relocation, Symbol};
 use super::sass;
 use super::template::Template;
 use crate::TransformRefusal;
+use crate::names::{MATH_TABLES, is_text};
 use std::collections::{HashMap, HashSet};
 
 /// Functions that the driver has for kernels to call, and names of its own.
 const DRIVERS: [&str; 5] = ["vprintf", "malloc", "free", "__assertfail", "nanosleep"];
 /// Parts of names of what dynamic parallelism calls.
 const LAUNCHES: [&str; 4] = ["LaunchDevice", "GetParameterBuffer", "cudaCDP", "cudaGraphLaunch"];
-/// Tables of CUDA's mathematical functions (the digits of 2/pi, coefficients), with
-/// their sizes: constants, under names that are the implementation's own.
-const MATH_TABLES: [(&str, u64); 3] =
-    [("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)];
 const ADDRESS_BANK: u32 = 4;
 const USER_BANK: u32 = 3;
 
@@ -234,14 +231,6 @@ impl<'c, 'a> References<'c, 'a> {
         }
         Err(TransformRefusal::Metadata)
     }
-}
-
-/// The names that the compiler gives string literals and `__func__`.
-fn is_text(name: &str) -> bool {
-    let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
-    name == "$str"
-        || name.strip_prefix("$str$").is_some_and(digits)
-        || name.strip_prefix("__unnamed_").is_some_and(digits)
 }
 
 /// Objects without members of CUDA's standard library and Thrust (`std::ignore`,

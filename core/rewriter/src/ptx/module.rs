@@ -2,6 +2,7 @@
 
 use super::params::{self, Layout};
 use crate::TransformRefusal;
+use crate::names::MATH_TABLES;
 use std::collections::HashMap;
 use tally_ptx::{Declaration, Function, Item, Linkage, Token, inside};
 
@@ -46,8 +47,6 @@ pub(super) struct Var {
     /// The address of it, or of what shares its directive, is in an initialiser.
     pub in_initialiser: bool,
 }
-
-const MATH_TABLES: [&str; 3] = ["__cudart_i2opi_f", "__cudart_i2opi_d", "__cudart_sin_cos_coeffs"];
 
 #[derive(Debug)]
 pub(super) struct Module<'a> {
@@ -179,7 +178,7 @@ impl<'a> Module<'a> {
         let is_bytes = |word: &Token| matches!(word.text(source), ".b8" | ".u8" | ".s8");
         self.vars.push(Var {
             literal: is_constant && of.words.iter().any(is_bytes),
-            math_table: is_constant && MATH_TABLES.contains(&of.name()),
+            math_table: is_constant && MATH_TABLES.iter().any(|(name, _)| *name == of.name()),
             in_initialiser: false,
         });
         let names = values.iter().filter(|t| t.is_word());

@@ -2,7 +2,7 @@
 
 use crate::program::{Device, Ptr, ask, ok};
 use crate::{Governor, both, welcome};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE};
 use tally_ipc::ring::Answer;
+use tally_rewriter::TransformRefusal;
 use tally_rewriter::fatbin::{self, Kind};
 
 const BLOCKS: u32 = 24;
@@ -385,6 +386,85 @@ fn a_library_with_another_option_is_not_transformed_whatever_a_driver_answers() 
             slices_of_5(core);
             assert!(!is_sliced_within(core, 50));
             core.ends(0);
+        },
+    );
+}
+
+/// Each block writes the second number of a table of CUDA's mathematical functions.
+fn of_a_table(image: usize) -> String {
+    let table = ".global .align 4 .b32 __cudart_i2opi_f[2] = {1111, 2222};\n\
+        .visible .global .align 4 .b32 plain = 5;\n.visible .entry which";
+    which(0, image)
+        .replace("mov.u32 %r2, 0;", "ld.global.u32 %r2, [__cudart_i2opi_f+4];")
+        .replace(".visible .entry which", table)
+}
+
+/// The program has a kernel launched until the core says no, asks for another variable, has it launched again, asks for
+/// the table, and writes it.
+fn write_a_table(
+    device: &Device,
+    f: Ptr,
+    of: Ptr,
+    get: unsafe extern "C" fn(*mut u64, *mut usize, Ptr, *const i8) -> i32,
+) {
+    let address_of = |name: &CStr| {
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: valid out-pointers; a module or library of ours; a NUL-terminated name.
+        ok(unsafe { get(&mut address, &mut bytes, of, name.as_ptr()) });
+        address
+    };
+    for variable in [c"plain", c"__cudart_i2opi_f"] {
+        while ask("again?") == "yes" {
+            assert_eq!(written(device, f, 4), [2222]);
+        }
+        let address = address_of(variable);
+        assert_ne!(address, 0);
+        if variable == c"__cudart_i2opi_f" {
+            device.set(address + 4, 3333, 1);
+            assert_eq!(written(device, f, 8), [3333]);
+        }
+    }
+    ask("written");
+}
+
+#[test]
+fn a_table_whose_address_the_program_asks_for_is_not_doubled() {
+    both(
+        a_table_whose_address_the_program_asks_for_is_not_doubled,
+        &welcome(),
+        |device| {
+            let cuda = device.cuda;
+            let module = device.load(&of_a_table(1));
+            let f = device.function_of(module, "which");
+            write_a_table(device, f, module, cuda.cuModuleGetGlobal_v2);
+
+            let library = device.library_of(&of_a_table(2));
+            let kernel = device.kernel_of(library, "which");
+            write_a_table(device, kernel, library, cuda.cuLibraryGetGlobal);
+
+            // A library's module, which only its function tells.
+            let library = device.library_of(&of_a_table(3));
+            let kernel = device.kernel_of(library, "which");
+            let (mut f, mut module) = (null_mut(), null_mut());
+            // SAFETY: valid out-pointers; a kernel of ours and its function.
+            unsafe {
+                ok((cuda.cuKernelGetFunction)(&mut f, kernel));
+                ok((cuda.cuFuncGetModule)(&mut module, f));
+            }
+            write_a_table(device, f, module, cuda.cuModuleGetGlobal_v2);
+        },
+        |core| {
+            slices_of_5(core);
+            for refused in 1..=3 {
+                // Before and behind the address of a variable that no kernel uses.
+                assert!(is_sliced_within(core, 5_000));
+                assert!(is_sliced_within(core, 5_000));
+                core.expect("written");
+                assert_eq!(core.counters().refused_kernels.load(SeqCst), refused);
+                core.say("on");
+            }
+            core.ends(0);
+            assert!(core.is_refused("which", TransformRefusal::WritableGlobals));
         },
     );
 }

@@ -55,6 +55,9 @@ functions! {
     cuLibraryLoadData: fn(*mut Ptr, *const u8, Ptr, Ptr, u32, Ptr, Ptr, u32);
     cuLibraryLoadFromFile: fn(*mut Ptr, *const i8, Ptr, Ptr, u32, Ptr, Ptr, u32);
     cuLibraryGetKernel: fn(*mut Ptr, Ptr, *const i8);
+    cuModuleGetGlobal_v2: fn(*mut u64, *mut usize, Ptr, *const i8);
+    cuLibraryGetGlobal: fn(*mut u64, *mut usize, Ptr, *const i8);
+    cuFuncGetModule: fn(*mut Ptr, Ptr);
     cuLibraryEnumerateKernels: fn(*mut Ptr, u32, Ptr);
     cuModuleEnumerateFunctions: fn(*mut Ptr, u32, Ptr);
     cuFuncGetName: fn(*mut *const i8, Ptr);

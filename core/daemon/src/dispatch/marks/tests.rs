@@ -44,6 +44,11 @@ impl Client {
         (sample.requests(), longest_ns, sample.carried.clone())
     }
 
+    /// When the requests under way came, ns.
+    fn open(&self) -> Vec<u64> {
+        self.marks.open_since_ns().collect()
+    }
+
     fn numbers(&self, now_ns: u64) -> MarkNumbers {
         self.marks.numbers(now_ns).unwrap_or_default()
     }
@@ -63,7 +68,7 @@ fn requests_are_marked_ones_from_the_first_that_begins() {
     client.region.marks.begin(9, START + 2 * MS, what);
     client.read(START + 3 * MS);
     assert!(client.marks.has_requests && client.marks.is_first());
-    assert_eq!(client.marks.open_since_ns(), [START + 2 * MS - 500_000]);
+    assert_eq!(client.open(), [START + 2 * MS - 500_000]);
     let numbers = client.numbers(START + 3 * MS);
     assert_eq!((numbers.open, numbers.oldest_ns), (1, MS + 500_000));
     client.region.marks.free(9);
@@ -123,8 +128,30 @@ fn lies_are_ignored_or_bounded_by_the_time_since_registration() {
         client.region.marks.begin(place, began_ns, what);
     }
     client.read(now);
-    let open = client.marks.open_since_ns();
+    let open = client.open();
     assert!(open.len() == 2 && open.iter().all(|came| (START..=now).contains(came)), "{open:?}");
+}
+
+/// Both are counted from the registration, so they came at the same time.
+#[test]
+fn the_end_of_a_request_from_before_the_registration_leaves_the_others_open() {
+    for is_freed_first in [true, false] {
+        let mut client = Client::new();
+        let what = What::marked(Kind::Request, Some(50_000)).pack();
+        let begins_ns = [START + MS, START + MS + 1];
+        (0..).zip(begins_ns).for_each(|(at, ns)| client.region.marks.begin(at, ns, what));
+        client.read(START + 2 * MS);
+        assert_eq!(client.open(), [START, START]);
+        if is_freed_first {
+            client.region.marks.free(0);
+        }
+        client.ended(Kind::Request, Some(50_000), begins_ns[0], START + 3 * MS);
+        for now_ns in [START + 4 * MS, START + 5 * MS] {
+            client.read(now_ns);
+            let numbers = client.numbers(now_ns);
+            assert_eq!((numbers.open, numbers.oldest_ns), (1, now_ns - START));
+        }
+    }
 }
 
 /// An end may be a little in the future, because a pass has one time.
@@ -258,7 +285,7 @@ fn units_of_streams_are_requests_until_one_is_marked() {
     let mut client = Client::new();
     client.region.marks.show_stream(3, START + MS);
     client.read(START + 2 * MS);
-    assert_eq!(client.marks.open_since_ns(), [START + MS]);
+    assert_eq!(client.open(), [START + MS]);
     assert_eq!(client.marks.numbers(START + 2 * MS), None, "none is marked");
     // The next was launched before this one ended.
     client.unit(START + MS, START + 4 * MS);
@@ -266,13 +293,13 @@ fn units_of_streams_are_requests_until_one_is_marked() {
     client.read(START + 5 * MS);
     let (requests, longest_ns, _) = client.sampled();
     assert!(requests == 1 && is_about(longest_ns, 3 * MS), "{requests} {longest_ns}");
-    assert_eq!(client.marks.open_since_ns(), [START + 3 * MS]);
+    assert_eq!(client.open(), [START + 3 * MS]);
     // Of one pass: it is the same work.
     client.unit(START + 3 * MS, START + 6 * MS);
     client.request(START + 2 * MS, START + 6 * MS);
     client.unit(START + 6 * MS, START + 7 * MS);
     client.read(START + 8 * MS);
-    assert!(client.marks.is_first() && client.marks.open_since_ns().is_empty());
+    assert!(client.marks.is_first() && client.open().is_empty());
     let (requests, longest_ns, _) = client.sampled();
     assert!(requests == 1 && is_about(longest_ns, 4 * MS), "{requests} {longest_ns}");
     client.unit(START + 8 * MS, START + 9 * MS);
@@ -289,11 +316,11 @@ fn a_unit_that_has_ended_is_not_open_though_its_place_is_not_free_yet() {
     client.unit(START + MS, START + 3 * MS);
     for now in [START + 3 * MS, START + 4 * MS] {
         client.read(now);
-        assert!(client.marks.open_since_ns().is_empty());
+        assert!(client.open().is_empty());
     }
     client.region.marks.show_stream(0, 0);
     client.read(START + 5 * MS);
-    assert!(client.marks.open_since_ns().is_empty());
+    assert!(client.open().is_empty());
 }
 
 #[test]
@@ -311,7 +338,7 @@ fn lies_of_a_shim_are_ignored_or_bounded() {
     assert!(requests == 1 && is_about(longest_ns, 6 * MS), "{requests} {longest_ns}");
     let numbers = client.numbers(now);
     assert_eq!((numbers.wrong, numbers.shortened, numbers.has_requests), (3, 1, false));
-    assert_eq!(client.marks.open_since_ns(), [now; tally_contract::limits::STREAM_SLOTS]);
+    assert_eq!(client.open(), [now; tally_contract::limits::STREAM_SLOTS]);
 }
 
 impl Client {
