@@ -123,14 +123,13 @@ class Worker:
         }
 
     def train(self, job, start_at, seconds, until_stop=False):
-        """Train, waiting for each step; a step that began in time counts with its time.
+        """Train, waiting for each step; a step that began in time counts with its time, as does that by which it began late.
 
         With `until_stop` it trains on, uncounted, until another line arrives:
         so an inference that lags behind is not served alone at the end.
         """
-        step, steps = self.trainings[job], 0
+        step, steps, begin = self.trainings[job], 0, start_at
         models.wait_for(start_at)
-        begin = time.monotonic()
         while time.monotonic() < begin + seconds:
             step()
             models.sync()

@@ -24,7 +24,7 @@
 //!     if more were late than it tolerates, or the service is
 //!     far too busy:                                          level := far less
 //!     if it is busy more than four fifths of the time:       level := less
-//!     if all kept 0.85 of the objective:                     level := more, slowly once its limit was found
+//!     if nearly all kept 0.92 of the objective:              level := more, slowly once its limit was found
 //!     if the way to share was measured:                      take the one that lets more work in
 //! ```
 //!
@@ -190,14 +190,16 @@ impl Herald {
         let wait_ns = GAP_NS.saturating_sub(idle_ns);
         let mut within = false;
         let beside = self.beside(launch, cost_ns).filter(|_| wait_ns > 0);
-        for service in &self.services {
+        for service in &mut self.services {
             if let Some(left_ns) = service.left_ns().filter(|_| wait_ns > 0) {
                 within = true;
                 if beside.is_some() || is_due {
                     continue;
                 }
                 if cost_ns > left_ns {
-                    let reason = if service.is_strict() { Reason::Strict } else { Reason::Spent };
+                    let is_strict = service.is_strict();
+                    service.share.is_short();
+                    let reason = if is_strict { Reason::Strict } else { Reason::Spent };
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
                     return Decision::Hold(hold_ns).because(reason);
                 }
@@ -215,7 +217,10 @@ impl Herald {
         }
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns));
         if let Some(sms) = beside.filter(|_| within) {
-            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, 0));
+            for service in &mut self.services {
+                service.spend(launch.now_ns, 0);
+                service.share.limited();
+            }
             self.counters.add(BESIDE, 1);
             return Decision::SmLimited(sms).because(Reason::Beside);
         }

@@ -319,10 +319,12 @@ impl Service {
         if self.reviewed < units_min {
             return false;
         }
-        // Of many units one may be an accident.
-        let longest_ns = self.longest_ns[usize::from(self.reviewed >= REVIEW_UNITS)];
-        let longest_percent = longest_ns.saturating_mul(100) / self.slo_ns.max(1);
-        let is_early = self.late_in_review == 0 && longest_percent < 85;
+        // Of many units one may be an accident, and the others tell more of what is to come.
+        let are_many = self.reviewed >= REVIEW_UNITS;
+        let longest_percent =
+            self.longest_ns[usize::from(are_many)].saturating_mul(100) / self.slo_ns.max(1);
+        let early_percent = if are_many { 92 } else { 85 };
+        let is_early = self.late_in_review == 0 && longest_percent < early_percent;
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
         let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;

@@ -4,6 +4,7 @@
 //! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
 //! if its kernels do not fill the GPU. Each way has a level that is raised while all units are early and lowered once
 //! too many are. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
+//! Space is not tried while time holds nothing back, nor kept where no launch can be limited.
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`].
 pub const REVIEW_UNITS: u32 = 64;
@@ -85,6 +86,10 @@ pub struct Share {
     compared: u32,
     work_ns: u64,
     since_ns: u64,
+    /// Meanwhile a launch was held for want of time.
+    was_short: bool,
+    /// Launches that were limited to some SMs meanwhile.
+    limited: u64,
     /// It was measured in the last review.
     is_measured: bool,
 }
@@ -104,6 +109,8 @@ impl Share {
             compared: 0,
             work_ns: 0,
             since_ns: 0,
+            was_short: false,
+            limited: 0,
             is_measured: false,
         }
     }
@@ -181,6 +188,16 @@ impl Share {
     /// Best-effort work of so much GPU time, whole, is let in.
     pub fn let_in(&mut self, predicted_ns: u64) {
         self.work_ns = self.work_ns.saturating_add(predicted_ns);
+    }
+
+    /// A launch is held for want of time.
+    pub fn is_short(&mut self) {
+        self.was_short = true;
+    }
+
+    /// A launch is limited to some SMs.
+    pub fn limited(&mut self) {
+        self.limited += 1;
     }
 
     /// Too many units were late: half of the time, or no SMs until the next trial.
@@ -270,7 +287,7 @@ impl Share {
             if !known.found_limit && self.reviews < SETTLE_REVIEWS_MAX {
                 return;
             }
-            (self.measured, self.work_ns, self.since_ns) = (1, 0, now_ns);
+            self.measure(now_ns);
             return;
         }
         self.measured += 1;
@@ -285,14 +302,24 @@ impl Share {
         let other = self.known[self.other() as usize].worth_permille;
         let is_worse = other * 100 > mine * BETTER_PERCENT;
         let is_due = self.compared >= TRIAL_REVIEWS || other == 0;
-        self.measured = 1;
-        (self.work_ns, self.since_ns) = (0, now_ns);
+        let (holds, limited) = (self.was_short, self.limited);
+        self.measure(now_ns);
+        match self.way {
+            Way::Time if !holds => return,
+            Way::Space if limited == 0 => return self.give_up(),
+            _ => {}
+        }
         if self.sm_count > SMS_STEP && (is_worse || is_due) {
             if is_due {
                 self.compared = 0;
             }
             self.take(self.other());
         }
+    }
+
+    fn measure(&mut self, now_ns: u64) {
+        (self.measured, self.work_ns, self.since_ns) = (1, 0, now_ns);
+        (self.was_short, self.limited) = (false, 0);
     }
 
     /// What was found, if the last review measured a way.

@@ -237,11 +237,15 @@ fn what_was_never_measured_is_let_in_where_much_can_be_spared() {
     }
 }
 
-/// Best-effort work of `permille` of the time is let in, for so many reviews of early units.
+/// Best-effort work of `permille` of the time is let in, some on spared SMs, and some is held, for so many reviews of
+/// early units.
 fn reviews(b: &mut Bench, count: u32, permille: u64) {
     for _ in 0..count * 65 {
         b.begin();
-        b.policy.services[0].share.let_in(5 * MS * permille / 1_000);
+        let share = &mut b.policy.services[0].share;
+        share.let_in(5 * MS * permille / 1_000);
+        share.is_short();
+        share.limited();
         b.end(MS);
     }
 }
@@ -274,6 +278,25 @@ fn the_way_that_lets_more_work_in_is_kept() {
     assert!(tried, "again after a while");
     reviews(&mut b, 31, 500);
     assert!(b.policy.services[0].share.sms().is_some(), "space was better");
+}
+
+#[test]
+fn space_is_tried_only_where_time_holds_something_back() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    let sms = |b: &Bench| b.policy.services[0].share.sms();
+    for _ in 0..200 {
+        b.begin();
+        b.policy.services[0].share.let_in(MS);
+        b.end(MS);
+    }
+    b.units(20_000, MS);
+    assert_eq!(sms(&b), None, "all is let in");
+    reviews(&mut b, 31, 300);
+    assert!(sms(&b).is_some());
+    // No launch can be limited there.
+    b.units(31 * 65, MS);
+    assert_eq!(sms(&b), None);
 }
 
 #[test]
