@@ -230,6 +230,8 @@ pub struct ServiceView {
     pub objective: Option<Objective>,
     /// When the open unit began, or [`NEVER`].
     pub open_since_ns: u64,
+    /// The open unit is one of tokens: it began with the launch of a CUDA graph.
+    pub open_is_token: bool,
     /// Units that ended since the client joined, and those of them that kept the objective.
     pub units: u64,
     pub units_within: u64,
@@ -280,6 +282,7 @@ impl ServiceView {
         ServiceView {
             objective,
             open_since_ns: NEVER,
+            open_is_token: false,
             units: 0,
             units_within: 0,
             recent: 0,
@@ -290,10 +293,12 @@ impl ServiceView {
         }
     }
 
-    /// When the open unit misses the objective, or [`NEVER`].
+    /// When the open unit misses its objective, or [`NEVER`]. One of tokens has theirs, too.
     pub fn deadline_ns(&self) -> u64 {
-        let of = |objective: Objective| self.open_since_ns.saturating_add(objective.slo_ns);
-        self.objective.map_or(NEVER, of)
+        let tpot_ns = self.tokens.filter(|_| self.open_is_token).map(|tokens| tokens.tpot_ns);
+        let slo_ns = self.objective.map(|objective| objective.slo_ns);
+        let longest_ns = slo_ns.into_iter().chain(tpot_ns).min();
+        longest_ns.map_or(NEVER, |ns| self.open_since_ns.saturating_add(ns))
     }
 
     /// Time that the open unit can lose, if it takes the usual time, or has taken longer and ends now. `None` without

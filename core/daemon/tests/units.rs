@@ -19,7 +19,7 @@ fn a_core_that_sleeps_is_told_of_the_end_of_a_unit_while_a_launch_is_held_for_it
         let high = Client::high(&core, "server");
         let mut low = Client::best_effort(&core, "train");
         let began_ns = now_ns();
-        high.region.marks.show_stream(0, began_ns);
+        high.region.marks.show_stream(0, began_ns, false);
         high.set_busy(true);
         eventually("the core knows", || core.status()["high_priority_busy"] == true);
         let sleeps = || high.core.parked.load(SeqCst) == 1;
@@ -36,7 +36,7 @@ fn a_core_that_sleeps_is_told_of_the_end_of_a_unit_while_a_launch_is_held_for_it
         let what = What::stream(Graphs::default()).pack();
         let unit = Stated { began_ns, ended_ns: now_ns(), what };
         assert!(high.region.marks.publish(0, unit).is_some());
-        high.region.marks.show_stream(0, 0);
+        high.region.marks.show_stream(0, 0, false);
         high.set_busy(false);
         high.ring();
         assert_eq!(low.wait(held), Answer::Whole);

@@ -31,7 +31,7 @@ pub use floors::Had;
 pub use progress::Progress;
 pub use rule::{BuiltInRule, built_in_rule};
 pub use state::{ClientState, WaitsFor};
-pub use units::EndedUnits;
+pub use units::{EndedUnits, OpenUnit};
 
 use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::policy::{

@@ -18,6 +18,6 @@ mod units;
 
 pub use client::{ClientStats, Measured, Submission};
 pub use engine::{
-    Action, BuiltInRule, ClientState, EndedUnits, Engine, EngineConfig, PolicyStats, WaitsFor,
-    WorkDone,
+    Action, BuiltInRule, ClientState, EndedUnits, Engine, EngineConfig, OpenUnit, PolicyStats,
+    WaitsFor, WorkDone,
 };

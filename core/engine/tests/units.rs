@@ -5,7 +5,7 @@ mod common;
 use common::{HIGH, LOW, Script, info};
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
-use tally_engine::{Action, EndedUnits, Engine, EngineConfig};
+use tally_engine::{Action, EndedUnits, Engine, EngineConfig, OpenUnit};
 
 const SLO: Objective = Objective { slo_ns: 1_000, percentile: 95.0 };
 
@@ -52,6 +52,7 @@ fn units_are_told_and_counted_against_the_objective() {
     let expected = ServiceView {
         objective: Some(SLO),
         open_since_ns: NEVER,
+        open_is_token: false,
         units: 3,
         units_within: 2,
         recent: 3,
@@ -198,6 +199,29 @@ fn a_client_that_leaves_has_no_unit_open() {
     let told = seen.lock().unwrap().events.clone();
     let over = Event::UnitsEnded { client: HIGH, units: 0, took_ns: 0 };
     assert_eq!(told[1..], [over, Event::Left(HIGH)]);
+}
+
+/// The objective for tokens is that of units that begin with the launch of a CUDA graph.
+#[test]
+fn a_unit_of_tokens_has_their_objective() {
+    let (mut e, seen, mut out) = engine();
+    let token = |since_ns| OpenUnit { since_ns, is_token: true };
+    let mut deadline_ns = |e: &mut Engine, unit: OpenUnit| {
+        e.unit_began(unit.since_ns, HIGH, unit, &mut out);
+        let told = seen.lock().unwrap().events.last().cloned();
+        e.units_ended(unit.since_ns + 1, HIGH, ended(1, 1), &mut out);
+        let Some(Event::UnitBegan { deadline_ns, .. }) = told else { panic!("{told:?}") };
+        deadline_ns
+    };
+    assert_eq!(deadline_ns(&mut e, token(10)), NEVER);
+    e.set_token_objective(HIGH, Some(300));
+    assert_eq!(deadline_ns(&mut e, token(20)), 320);
+    assert_eq!(deadline_ns(&mut e, 30.into()), NEVER);
+    e.set_objective(HIGH, Some(SLO));
+    assert_eq!(deadline_ns(&mut e, token(40)), 340);
+    assert_eq!(deadline_ns(&mut e, 50.into()), 1_050);
+    e.set_token_objective(HIGH, Some(3_000));
+    assert_eq!(deadline_ns(&mut e, token(60)), 1_060, "the shorter one");
 }
 
 #[test]

@@ -87,6 +87,11 @@ impl What {
     }
 }
 
+/// When a unit of a stream began, as both sides tell it by: its lowest bit says something else.
+pub fn even_ns(began_ns: u64) -> u64 {
+    began_ns & !1
+}
+
 /// A unit that has begun and not ended.
 #[repr(C)]
 #[derive(Debug)]
@@ -171,8 +176,9 @@ impl Marks {
         }
     }
 
-    /// Client: the open unit of a stream slot began then; 0: none is open.
-    pub fn show_stream(&self, slot: usize, began_ns: u64) {
+    /// Client: the open unit of a stream slot began then, with the launch of a CUDA graph or not; 0: none is open.
+    pub fn show_stream(&self, slot: usize, began_ns: u64, is_graph: bool) {
+        let began_ns = if began_ns == 0 { 0 } else { even_ns(began_ns) | u64::from(is_graph) };
         if let Some(word) = self.streams.get(slot)
             && word.load(Relaxed) != began_ns
         {
@@ -222,9 +228,10 @@ impl Marks {
         }
     }
 
-    /// Core: when the open units of streams began.
-    pub fn open_streams(&self) -> impl Iterator<Item = u64> + '_ {
-        self.streams.iter().map(|word| word.load(Acquire)).filter(|began_ns| *began_ns != 0)
+    /// Core: when the open units of streams began, in [`even_ns`], and whether with the launch of a CUDA graph.
+    pub fn open_streams(&self) -> impl Iterator<Item = (u64, bool)> + '_ {
+        let words = self.streams.iter().map(|word| word.load(Acquire)).filter(|word| *word != 0);
+        words.map(|word| (even_ns(word), word & 1 == 1))
     }
 
     /// Core: when the marked units that are open began, and what they are.
@@ -319,11 +326,13 @@ mod tests {
         assert_eq!(marks.open().collect::<Vec<_>>(), [(100, what)]);
         marks.free(3);
         assert_eq!((marks.open().count(), marks.changes.load(Relaxed)), (0, 2));
-        marks.show_stream(STREAM_SLOTS - 1, 200);
-        marks.show_stream(STREAM_SLOTS - 1, 200);
-        marks.show_stream(STREAM_SLOTS, 1);
-        assert_eq!(marks.open_streams().collect::<Vec<_>>(), [200]);
-        marks.show_stream(STREAM_SLOTS - 1, 0);
-        assert_eq!((marks.open_streams().count(), marks.changes.load(Relaxed)), (0, 4));
+        marks.show_stream(STREAM_SLOTS - 1, 201, false);
+        marks.show_stream(STREAM_SLOTS - 1, 200, false);
+        marks.show_stream(STREAM_SLOTS, 1, true);
+        assert_eq!(marks.open_streams().collect::<Vec<_>>(), [(200, false)]);
+        marks.show_stream(STREAM_SLOTS - 1, 200, true);
+        assert_eq!(marks.open_streams().collect::<Vec<_>>(), [(200, true)]);
+        marks.show_stream(STREAM_SLOTS - 1, 0, true);
+        assert_eq!((marks.open_streams().count(), marks.changes.load(Relaxed)), (0, 5));
     }
 }

@@ -69,8 +69,8 @@ static PENDING: AtomicU64 = AtomicU64::new(0);
 struct Found {
     /// When the first launch was made that it covers, and no wait before.
     began_ns: Option<u64>,
-    /// When the first launch was made that it does not cover.
-    next_ns: Option<u64>,
+    /// When the first launch was made that it does not cover, and whether of a graph.
+    next: Option<(u64, bool)>,
     /// Graph launches that it covers.
     graphs: u32,
 }
@@ -96,12 +96,13 @@ impl Stream {
             if !is_behind(number, covered) {
                 break;
             }
-            let earliest = |ns: Option<u64>| Some(ns.map_or(at_ns, |ns| ns.min(at_ns)));
+            let is_graph = word & IS_GRAPH != 0;
             if is_behind(number, until) {
-                found.next_ns = earliest(found.next_ns);
+                let this = (at_ns, is_graph);
+                found.next = Some(found.next.map_or(this, |next| next.min(this)));
             } else {
-                found.began_ns = earliest(found.began_ns);
-                found.graphs += u32::from(word & IS_GRAPH != 0);
+                found.began_ns = Some(found.began_ns.map_or(at_ns, |ns| ns.min(at_ns)));
+                found.graphs += u32::from(is_graph);
             }
         }
         found
@@ -147,6 +148,9 @@ pub fn note(client: &ClientRegion, index: usize, number: u32, is_graph: bool) {
         // Before it was held.
         Some((word, _)) if word as u32 == number => {
             stream.notes[(last % NOTES) as usize].word.fetch_or(graph, SeqCst);
+            if is_graph {
+                show(client, index);
+            }
         }
         _ if stream.write(number, graph) => {}
         _ => {
@@ -177,8 +181,9 @@ fn show(client: &ClientRegion, index: usize) {
     loop {
         let state = || (stream.covered.load(SeqCst), stream.next.load(SeqCst));
         let now = state();
-        let open_ns = is_shown.then(|| stream.look(now.0, now.0).next_ns).flatten();
-        client.marks.show_stream(index, open_ns.unwrap_or(0));
+        let open = is_shown.then(|| stream.look(now.0, now.0).next).flatten();
+        let (open_ns, is_graph) = open.unwrap_or_default();
+        client.marks.show_stream(index, open_ns, is_graph);
         if state() == now {
             return;
         }
@@ -196,10 +201,10 @@ fn take(index: usize, until: u32) -> Option<Found> {
     }
     let word = &SLOTS[index & 63].word;
     // Another thread has launched while this one waited, into a stream that had its note.
-    if found.next_ns.is_none() && word.is_noted() && word.snapshot().sequence() != until {
+    if found.next.is_none() && word.is_noted() && word.snapshot().sequence() != until {
         stream.write(until.wrapping_add(1), 0);
     }
-    let has_next = || stream.look(until, until).next_ns.is_some();
+    let has_next = || stream.look(until, until).next.is_some();
     if !has_next() {
         PENDING.fetch_and(!slots::bit(index), SeqCst);
         // One of the two sees the other.

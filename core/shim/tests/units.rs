@@ -6,7 +6,7 @@ use common::{Client, Core, Program, attached, eventually, welcome};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tally_ipc::layout::notify;
-use tally_ipc::marks::{Kind, MARK_SLOTS, Polled, What};
+use tally_ipc::marks::{Kind, MARK_SLOTS, Polled, What, even_ns};
 use tally_ipc::wire::Welcome;
 
 /// A program, its core's view of it, and how far its units were read.
@@ -47,7 +47,7 @@ impl Served {
             let What { kind, graphs, .. } = What::unpack(unit.what).unwrap();
             assert_eq!(kind, Kind::Stream);
             units.push(Unit {
-                began_ns: unit.began_ns,
+                began_ns: even_ns(unit.began_ns),
                 ended_ns: unit.ended_ns,
                 graphs: graphs.count,
                 after_ns: graphs.after_ns,
@@ -60,7 +60,7 @@ impl Served {
 
     /// When the units that are shown as open began.
     fn open(&self) -> Vec<u64> {
-        self.client.region.marks.open_streams().collect()
+        self.client.region.marks.open_streams().map(|(ns, _)| ns).collect()
     }
 
     /// The only unit that these lines make; it began and ended while they did.
@@ -160,6 +160,21 @@ fn a_unit_that_is_launched_before_the_last_is_waited_for_has_its_own_time() {
     }
     served.p.ok(&["sync 1"]);
     assert_eq!((served.units().len(), served.open().len()), (1, 0));
+    served.p.ends_well();
+}
+
+#[test]
+fn an_open_unit_is_told_to_begin_with_a_graph() {
+    let core = Core::new();
+    let mut served = Served::new(&core);
+    served.unit(&["graph 1", "sync 1"]);
+    for (lines, is_graph) in [(["graph 1", "launch 1"], true), (["launch 1", "graph 1"], false)] {
+        served.p.ok(&lines);
+        let open: Vec<_> = served.client.region.marks.open_streams().map(|(_, is)| is).collect();
+        assert_eq!(open, [is_graph], "{lines:?}");
+        served.p.ok(&["sync 1"]);
+        served.units();
+    }
     served.p.ends_well();
 }
 

@@ -182,6 +182,7 @@ fn services_can_be_read_and_units_arrive() {
     view.service = Some(ServiceView {
         objective: Some(Objective { slo_ns: 3, percentile: 95.0 }),
         open_since_ns: 4,
+        open_is_token: false,
         units: 5,
         units_within: 6,
         recent: 7,

@@ -42,6 +42,9 @@
 //! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
 //! services can spare ([`tally_fairness`]).
 //!
+//! Of a service whose tokens have an objective, units of tokens (those that begin with the launch of a CUDA graph) keep
+//! it, all others are served strictly, and it may be busy all of the time.
+//!
 //! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
 //! high-priority work is active.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
@@ -198,7 +201,7 @@ impl Herald {
                 }
                 if cost_ns > left_ns {
                     let is_strict = service.is_strict();
-                    service.share.is_short();
+                    service.is_short();
                     let reason = if is_strict { Reason::Strict } else { Reason::Spent };
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
                     return Decision::Hold(hold_ns).because(reason);

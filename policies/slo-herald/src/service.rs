@@ -56,14 +56,20 @@ struct Open {
     /// SMs on which best effort may run meanwhile, if it has SMs and not time.
     sms: Option<u32>,
     alone: bool,
+    /// It is not one of those that the objective is about.
+    other: bool,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Service {
     pub client: ClientId,
-    /// Longest time of a unit, or [`NEVER`].
+    /// Longest time of a unit, or [`NEVER`]. Of a service whose tokens have an objective that is shorter: of a unit of
+    /// tokens.
     slo_ns: u64,
+    /// Longest time of a token, and of another unit of a service that has that; or [`NEVER`].
+    tpot_ns: u64,
+    others_ns: u64,
     percentile: f64,
     open: Option<Open>,
     /// The unit that was open before.
@@ -110,6 +116,8 @@ impl Service {
         Service {
             client,
             slo_ns: NEVER,
+            tpot_ns: NEVER,
+            others_ns: NEVER,
             percentile: PERCENTILE_DEFAULT,
             open: None,
             last: None,
@@ -140,11 +148,32 @@ impl Service {
         }
     }
 
-    /// Ask the core for its objective. The time is told with each unit, the percentile is not.
+    /// Ask the core for its objectives. The time is told with each unit, the percentile is not.
     pub fn ask(&mut self) {
-        let objective = host::service(self.client).and_then(|service| service.objective);
+        let service = host::service(self.client);
+        let objective = service.and_then(|service| service.objective);
         self.percentile = objective.map_or(PERCENTILE_DEFAULT, |objective| objective.percentile);
-        self.set_slo(objective.map_or(NEVER, |objective| objective.slo_ns));
+        self.others_ns = objective.map_or(NEVER, |objective| objective.slo_ns);
+        self.tpot_ns = service.and_then(|service| service.tokens).map_or(NEVER, |t| t.tpot_ns);
+        self.set_slo(self.others_ns.min(self.tpot_ns));
+    }
+
+    /// A unit that may take so long begins. Whether the objective is about it.
+    fn is_served(&mut self, longest_ns: u64) -> bool {
+        if self.tpot_ns != NEVER && longest_ns != self.slo_ns && longest_ns != self.others_ns {
+            self.ask();
+        }
+        if self.tpot_ns == NEVER {
+            self.set_slo(longest_ns);
+        }
+        longest_ns == self.slo_ns
+    }
+
+    /// A launch is held because the open unit can spare no more.
+    pub fn is_short(&mut self) {
+        if self.open.is_some_and(|open| !open.alone && !open.other) {
+            self.share.is_short();
+        }
     }
 
     /// What was learned, as a line: client, objective, what its units take alone, and the levels.
@@ -224,10 +253,11 @@ impl Service {
     /// A unit began; what it can bear. One that is old already can bear less, as can one that was open beside the last.
     pub fn began(&mut self, now_ns: u64, since_ns: u64, deadline_ns: u64) -> u64 {
         let is_timed = deadline_ns != NEVER;
-        self.set_slo(if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER });
+        let longest_ns = if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER };
+        let other = !self.is_served(longest_ns);
         self.busy_from_ns.get_or_insert(now_ns);
         let is_due = self.since_alone >= ALONE_EVERY;
-        let allowance_ns = self.allowance_ns().filter(|_| !is_due);
+        let allowance_ns = self.allowance_ns().filter(|_| !is_due && !other);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
         let (most_ns, borne_ns, spent_ns) = match self.last {
@@ -242,7 +272,7 @@ impl Service {
         let left_ns = allowance_ns.map_or(0, bears);
         let alone = allowance_ns.is_none();
         let sms = self.share.sms().filter(|_| !alone);
-        self.open = Some(Open { told_ns: now_ns, since_ns, left_ns, spent_ns, sms, alone });
+        self.open = Some(Open { told_ns: now_ns, since_ns, left_ns, spent_ns, sms, alone, other });
         left_ns
     }
 
@@ -260,7 +290,7 @@ impl Service {
         self.units = self.units.saturating_add(units.into());
         self.stretch_units = self.stretch_units.saturating_add(units.into());
         let mut changed = self.judge_load(now_ns);
-        if units == 0 {
+        if units == 0 || open.is_some_and(|open| open.other) {
             return Ended { changed, ..Ended::default() };
         }
         // Of several only the average is known.
@@ -372,7 +402,10 @@ impl Service {
             self.inflates = u128::from(self.beside_ns) > most_ns;
         }
         let busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
-        self.busy_permille = if self.inflates { busy_permille } else { 0 };
+        // A server that batches what waits makes tokens all the time, and more at once if more waits.
+        let makes_tokens = self.tpot_ns != NEVER && self.slo_ns == self.tpot_ns;
+        let counts = self.inflates && !makes_tokens;
+        self.busy_permille = if counts { busy_permille } else { 0 };
         (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
         if self.is_strict() && !was_strict {

@@ -226,6 +226,29 @@ fn long_units_are_judged_before_there_are_many() {
 }
 
 #[test]
+fn units_of_tokens_keep_the_objective_of_tokens() {
+    let mut b = Bench::new(NEVER);
+    let tokens = Some(testing::tokens(3 * MS));
+    set_services(vec![(WEB, tally_sdk::Service { tokens, ..testing::service(None) })]);
+    b.policy.services[0].ask();
+    let unit = |b: &mut Bench, longest_ns: u64, took_ns: u64| {
+        b.policy.began(b.now_ns, WEB, b.now_ns, b.now_ns.saturating_add(longest_ns));
+        let decided = b.decide(500 * US);
+        b.end(took_ns);
+        // It makes tokens without a pause.
+        b.now_ns -= 4 * took_ns;
+        decided
+    };
+    (0..8).for_each(|_| assert_eq!(unit(&mut b, 3 * MS, MS), HELD));
+    for _ in 0..1_000 {
+        assert_eq!(unit(&mut b, NEVER, 20 * MS), HELD, "a prefill");
+        let runs = (0..20).filter(|_| unit(&mut b, 3 * MS, MS + 300 * US) == RUNS).count();
+        assert!(runs >= 19, "but for what is measured alone: {runs}");
+    }
+    assert_eq!(b.policy.services[0].units(), 8 + 21_000);
+}
+
+#[test]
 fn what_was_never_measured_is_let_in_where_much_can_be_spared() {
     let mut b = Bench::new(10 * MS);
     b.units(8, 5 * MS);

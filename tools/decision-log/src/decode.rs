@@ -273,6 +273,7 @@ impl<'a> Bytes<'a> {
         Ok(ServiceView {
             objective,
             open_since_ns: self.u64()?,
+            open_is_token: self.flag()?,
             units: self.u64()?,
             units_within: self.u64()?,
             recent: self.u32()?,

@@ -192,11 +192,12 @@ fn service() -> impl Strategy<Value = ServiceView> {
             p99_ns: n[3],
         },
     );
-    let numbers = (any::<[u64; 5]>(), any::<[u32; 2]>());
+    let numbers = (any::<[u64; 5]>(), any::<[u32; 2]>(), any::<bool>());
     (prop::option::of(objective), prop::option::of(tokens), numbers).prop_map(
-        |(objective, tokens, (n, [recent, recent_within]))| ServiceView {
+        |(objective, tokens, (n, [recent, recent_within], open_is_token))| ServiceView {
             objective,
             open_since_ns: n[0],
+            open_is_token,
             units: n[1],
             units_within: n[2],
             recent,

@@ -13,8 +13,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ab::Sample;
 use tally_ab::sample::{Carried, Requests};
 use tally_contract::limits::{OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX};
+use tally_engine::OpenUnit;
 use tally_engine::policy::ClientId;
-use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What};
+use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What, even_ns};
 
 /// How far in the future an end may be, ns: a pass has one time, and units end while it lasts.
 const AHEAD_NS_MAX: u64 = 1_000_000_000;
@@ -28,6 +29,14 @@ struct Open {
     began_ns: u64,
     /// When the program had it, queue included, ns.
     came_ns: u64,
+    /// It began with the launch of a CUDA graph. Not known of one that ended.
+    is_graph: bool,
+}
+
+impl Open {
+    fn is(&self, other: &Open) -> bool {
+        (self.began_ns, self.came_ns) == (other.began_ns, other.came_ns)
+    }
 }
 
 /// A unit that ended, checked.
@@ -232,7 +241,7 @@ impl Marks {
         self.has_more = from.next.load(Acquire) != self.next && self.take(now_ns, from);
         // The client frees the place of a unit after it has reported the end.
         for unit in &self.ended {
-            if let Some(at) = self.open.iter().position(|open| *open == unit.open) {
+            if let Some(at) = self.open.iter().position(|open| open.is(&unit.open)) {
                 self.open.swap_remove(at);
             }
         }
@@ -251,19 +260,19 @@ impl Marks {
     fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
         self.open.clear();
         let last_ns = now_ns.max(self.registered_ns);
-        let open = |began_ns, stated_ns: u64| {
+        let open = |began_ns, stated_ns: u64, is_graph| {
             let came_ns = stated_ns.clamp(self.registered_ns, last_ns);
-            Open { began_ns, came_ns }
+            Open { began_ns, came_ns, is_graph }
         };
         for (began_ns, What { kind, age_us, .. }) in from.open() {
             self.has_any = true;
             if kind == Kind::Request {
-                self.open.push(open(began_ns, stated_ns(began_ns, age_us)));
+                self.open.push(open(began_ns, stated_ns(began_ns, age_us), false));
             }
         }
         self.has_requests |= !self.open.is_empty();
         if !self.has_requests {
-            self.open.extend(from.open_streams().map(|ns| open(ns, ns)));
+            self.open.extend(from.open_streams().map(|(ns, is_graph)| open(ns, ns, is_graph)));
         }
     }
 
@@ -378,7 +387,10 @@ impl Marks {
     /// A unit as it may have been; `None` if it cannot.
     fn checked(&mut self, now_ns: u64, stated: Stated) -> Option<Unit> {
         let What { kind, age_us, .. } = What::unpack(stated.what)?;
-        let Stated { began_ns, ended_ns, .. } = stated;
+        let Stated { mut began_ns, ended_ns, .. } = stated;
+        if kind == Kind::Stream {
+            began_ns = even_ns(began_ns);
+        }
         if ended_ns < began_ns || ended_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
             return None;
         }
@@ -388,7 +400,8 @@ impl Marks {
         let most_ns = now_ns.saturating_sub(self.registered_ns);
         let ns = ended_ns.saturating_sub(came_ns).min(most_ns);
         let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns).min(ns));
-        Some(Unit { kind, open: Open { began_ns, came_ns }, ns, queued_ns })
+        let open = Open { began_ns, came_ns, is_graph: false };
+        Some(Unit { kind, open, ns, queued_ns })
     }
 
     /// Whether there was more than the last pass took.
@@ -409,6 +422,12 @@ impl Marks {
     /// When the oldest request under way came.
     pub fn oldest_open_ns(&self) -> Option<u64> {
         self.open_since_ns().min()
+    }
+
+    /// The oldest request under way.
+    pub fn oldest_open(&self) -> Option<OpenUnit> {
+        let oldest = self.open.iter().min_by_key(|open| open.came_ns)?;
+        Some(OpenUnit { since_ns: oldest.came_ns, is_token: oldest.is_graph })
     }
 
     /// Counts the requests that ended in the last pass.

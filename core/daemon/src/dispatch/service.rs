@@ -10,7 +10,7 @@ use tally_ab::accident::Before;
 use tally_ab::sample::{Carried, Requests};
 use tally_contract::objective::Objective;
 use tally_engine::policy::ClientId;
-use tally_engine::{Action, EndedUnits};
+use tally_engine::{Action, EndedUnits, OpenUnit};
 
 /// Length of a stretch, ns.
 pub(super) const STRETCH_NS: u64 = 300_000_000_000;
@@ -35,8 +35,8 @@ pub struct Looked {
     pub begins_anew: bool,
     /// Requests that ended.
     pub ended: Option<EndedUnits>,
-    /// When the oldest request under way began, if it was not the oldest before, or one ended.
-    pub began_ns: Option<u64>,
+    /// The oldest request under way, if it was not the oldest before, or one ended.
+    pub began: Option<OpenUnit>,
 }
 
 impl Looked {
@@ -45,12 +45,12 @@ impl Looked {
         if self.begins_anew {
             engine.forget_units(client);
         }
-        match (self.ended, self.began_ns) {
+        match (self.ended, self.began) {
             (Some(ended), None) => engine.units_ended(now_ns, client, ended, out),
-            (Some(ended), Some(since_ns)) => {
-                engine.units_followed(now_ns, client, ended, since_ns, out);
+            (Some(ended), Some(open)) => {
+                engine.units_followed(now_ns, client, ended, open, out);
             }
-            (None, Some(since_ns)) => engine.unit_began(now_ns, client, since_ns, out),
+            (None, Some(open)) => engine.unit_began(now_ns, client, open, out),
             (None, None) => {}
         }
     }
@@ -100,8 +100,8 @@ pub struct ServiceNumbers {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Service {
-    /// When the oldest request under way began, as of the last look.
-    open_ns: Option<u64>,
+    /// The oldest request under way, as of the last look.
+    open: Option<OpenUnit>,
     objective: Option<Objective>,
     now: Stretch,
     before: Stretch,
@@ -116,7 +116,7 @@ impl Service {
     pub fn new(objective: Option<Objective>, now_ns: u64) -> Self {
         let (now, before) = (Stretch::new(), Stretch::new());
         let mut service = Service {
-            open_ns: None,
+            open: None,
             objective,
             now,
             before,
@@ -170,21 +170,21 @@ impl Service {
             self.recent_since_ns = Some(now_ns);
         }
         marks.count(&mut self.now);
-        Looked { begins_anew: marks.is_first(), ..self.looked(marks.oldest_open_ns()) }
+        Looked { begins_anew: marks.is_first(), ..self.looked(marks.oldest_open()) }
     }
 
     /// What is new, now that the oldest request under way began then.
-    fn looked(&mut self, open_ns: Option<u64>) -> Looked {
-        let before_ns = std::mem::replace(&mut self.open_ns, open_ns);
+    fn looked(&mut self, open: Option<OpenUnit>) -> Looked {
+        let before = std::mem::replace(&mut self.open, open);
         let (count, sum_ns) = std::mem::take(&mut self.now.look);
-        let is_another = open_ns != before_ns;
-        let ended = (count > 0 || (is_another && before_ns.is_some())).then(|| EndedUnits {
+        let is_another = open.map(|open| open.since_ns) != before.map(|open| open.since_ns);
+        let ended = (count > 0 || (is_another && before.is_some())).then(|| EndedUnits {
             units: u32::try_from(count).unwrap_or(u32::MAX),
             took_ns: sum_ns.checked_div(count).unwrap_or(0),
         });
         // Of several under way one may have ended that was not the oldest.
-        let began_ns = open_ns.filter(|_| is_another || ended.is_some());
-        Looked { begins_anew: false, ended, began_ns }
+        let began = open.filter(|_| is_another || ended.is_some());
+        Looked { begins_anew: false, ended, began }
     }
 
     /// Adds how often it had requests lately, and longer ones than each limit.

@@ -14,6 +14,21 @@ pub struct EndedUnits {
     pub took_ns: u64,
 }
 
+/// A unit under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenUnit {
+    /// When it began, as far as the caller knows, ns.
+    pub since_ns: u64,
+    /// It began with the launch of a CUDA graph: the objective for tokens is its own, too.
+    pub is_token: bool,
+}
+
+impl From<u64> for OpenUnit {
+    fn from(since_ns: u64) -> Self {
+        OpenUnit { since_ns, is_token: false }
+    }
+}
+
 impl<P: Policy> Engine<P> {
     /// A client's objective from now on. Its latest units begin anew. False for a client that has no units.
     pub fn set_objective(&mut self, client: ClientId, objective: Option<Objective>) -> bool {
@@ -68,24 +83,26 @@ impl<P: Policy> Engine<P> {
             c.units.clear();
             *view = ServiceView {
                 open_since_ns: view.open_since_ns,
+                open_is_token: view.open_is_token,
                 tokens: view.tokens,
                 ..ServiceView::new(view.objective)
             };
         }
     }
 
-    /// A high-priority client's unit began, at `since_ns` as far as the caller knows.
+    /// A high-priority client's unit began.
     pub fn unit_began(
         &mut self,
         now_ns: u64,
         client: ClientId,
-        since_ns: u64,
+        open: impl Into<OpenUnit>,
         out: &mut Vec<Action>,
     ) {
+        let OpenUnit { since_ns, is_token } = open.into();
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let Some(view) = view else { return };
         let since_ns = since_ns.min(now_ns);
-        view.open_since_ns = since_ns;
+        (view.open_since_ns, view.open_is_token) = (since_ns, is_token);
         let deadline_ns = view.deadline_ns();
         self.tell(now_ns, &Event::UnitBegan { client, since_ns, deadline_ns }, out);
     }
@@ -108,11 +125,11 @@ impl<P: Policy> Engine<P> {
         now_ns: u64,
         client: ClientId,
         ended: EndedUnits,
-        since_ns: u64,
+        open: impl Into<OpenUnit>,
         out: &mut Vec<Action>,
     ) {
         self.note_ended(now_ns, client, ended, out);
-        self.unit_began(now_ns, client, since_ns, out);
+        self.unit_began(now_ns, client, open, out);
         self.offer_after_unit(now_ns, out);
     }
 
@@ -126,7 +143,7 @@ impl<P: Policy> Engine<P> {
         let EndedUnits { units, took_ns } = ended;
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return };
-        view.open_since_ns = NEVER;
+        (view.open_since_ns, view.open_is_token) = (NEVER, false);
         view.units = view.units.saturating_add(units.into());
         if view.objective.is_some_and(|objective| took_ns <= objective.slo_ns) {
             view.units_within = view.units_within.saturating_add(units.into());
@@ -155,10 +172,11 @@ impl<P: Policy> Engine<P> {
     /// Tell a policy that takes over of the units that are open.
     pub(super) fn tell_open_units(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         let services = self.context.world.clients.values();
-        let open = services.filter_map(|c| Some((c.info.id, c.service?.open_since_ns)));
-        let open: Vec<_> = open.filter(|(_, since_ns)| *since_ns != NEVER).collect();
-        for (client, since_ns) in open {
-            self.unit_began(now_ns, client, since_ns, out);
+        let open = services.filter_map(|c| Some((c.info.id, c.service?)));
+        let open: Vec<_> = open.filter(|(_, view)| view.open_since_ns != NEVER).collect();
+        for (client, view) in open {
+            let unit = OpenUnit { since_ns: view.open_since_ns, is_token: view.open_is_token };
+            self.unit_began(now_ns, client, unit, out);
         }
     }
 }

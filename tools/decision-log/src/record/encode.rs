@@ -156,9 +156,10 @@ impl Encoder<'_> {
             self.u64(objective.slo_ns);
             self.u64(objective.percentile.to_bits());
         }
-        for n in [view.open_since_ns, view.units, view.units_within] {
-            self.u64(n);
-        }
+        self.u64(view.open_since_ns);
+        self.u8(view.open_is_token.into());
+        self.u64(view.units);
+        self.u64(view.units_within);
         self.u32(view.recent);
         self.u32(view.recent_within);
         self.u64(view.p50_ns);

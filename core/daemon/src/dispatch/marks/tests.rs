@@ -283,13 +283,13 @@ impl Client {
 #[test]
 fn units_of_streams_are_requests_until_one_is_marked() {
     let mut client = Client::new();
-    client.region.marks.show_stream(3, START + MS);
+    client.region.marks.show_stream(3, START + MS, false);
     client.read(START + 2 * MS);
     assert_eq!(client.open(), [START + MS]);
     assert_eq!(client.marks.numbers(START + 2 * MS), None, "none is marked");
     // The next was launched before this one ended.
     client.unit(START + MS, START + 4 * MS);
-    client.region.marks.show_stream(3, START + 3 * MS);
+    client.region.marks.show_stream(3, START + 3 * MS, false);
     client.read(START + 5 * MS);
     let (requests, longest_ns, _) = client.sampled();
     assert!(requests == 1 && is_about(longest_ns, 3 * MS), "{requests} {longest_ns}");
@@ -310,7 +310,7 @@ fn units_of_streams_are_requests_until_one_is_marked() {
 #[test]
 fn a_unit_that_has_ended_is_not_open_though_its_place_is_not_free_yet() {
     let mut client = Client::new();
-    client.region.marks.show_stream(0, START + MS);
+    client.region.marks.show_stream(0, START + MS, false);
     client.region.marks.begin(5, START + MS + 1, What::marked(Kind::Token, None).pack());
     client.read(START + 2 * MS);
     client.unit(START + MS, START + 3 * MS);
@@ -318,7 +318,7 @@ fn a_unit_that_has_ended_is_not_open_though_its_place_is_not_free_yet() {
         client.read(now);
         assert!(client.open().is_empty());
     }
-    client.region.marks.show_stream(0, 0);
+    client.region.marks.show_stream(0, 0, false);
     client.read(START + 5 * MS);
     assert!(client.open().is_empty());
 }
