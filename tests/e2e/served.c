@@ -45,6 +45,7 @@ static void kernels(void) {
 static void launch(CUevent event, CUevent computed) {
   if (is_graph) {
     CHECK(cuGraphLaunch(exec, stream));
+    if (!strcmp(way, "pause")) take_break();
   } else {
     kernels();
   }

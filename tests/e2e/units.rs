@@ -192,6 +192,16 @@ fn graph_launches_are_tokens_of_a_decode_loop() -> Result<()> {
 /// it.
 #[test]
 fn best_effort_runs_within_requests_that_pause() -> Result<()> {
+    best_effort_runs_within("eager", &["--slo", "900ms"])
+}
+
+/// A request that begins with the launch of a CUDA graph has the objective of tokens.
+#[test]
+fn best_effort_runs_within_tokens_that_pause() -> Result<()> {
+    best_effort_runs_within("graph", &["--tpot", "900ms"])
+}
+
+fn best_effort_runs_within(kind: &'static str, objective: &[&str]) -> Result<()> {
     let scene = Scene::new(&Artefacts::locate()?, Device::software())?;
     let program = compile(&scene)?;
     let _core = scene.core(&scene.artefacts().policy("slo-herald")?, &["--sharing", "mps"])?;
@@ -199,8 +209,8 @@ fn best_effort_runs_within_requests_that_pause() -> Result<()> {
     batch.ask("launch 200 100")?;
     batch.ask("sync")?;
     // A busy machine needs many: it is killed once enough is seen.
-    let case = ("eager", 1, 1_000_000, 100, "pause");
-    let mut process = start(&scene, &program, case, &["--slo", "900ms"])?;
+    let case = (kind, 1, 1_000_000, 100, "pause");
+    let mut process = start(&scene, &program, case, objective)?;
     process.tell("serve")?;
     wait_until("waiting for launches within requests", JOB_MAX, || {
         batch.ask("launch 40 100")?;
