@@ -58,6 +58,8 @@ struct Open {
     alone: bool,
     /// It is not one of those that the objective is about.
     other: bool,
+    /// A launch was held because it could spare no more.
+    short: bool,
 }
 
 /// See the module's documentation.
@@ -154,13 +156,18 @@ impl Service {
         let objective = service.and_then(|service| service.objective);
         self.percentile = objective.map_or(PERCENTILE_DEFAULT, |objective| objective.percentile);
         self.others_ns = objective.map_or(NEVER, |objective| objective.slo_ns);
+        let was_of_tokens = self.is_of_tokens();
         self.tpot_ns = service.and_then(|service| service.tokens).map_or(NEVER, |t| t.tpot_ns);
         self.set_slo(self.others_ns.min(self.tpot_ns));
+        if self.is_of_tokens() != was_of_tokens {
+            // It was measured of other units.
+            self.alone_ns.clear();
+        }
     }
 
     /// A unit that may take so long begins. Whether the objective is about it.
     fn is_served(&mut self, longest_ns: u64) -> bool {
-        if self.tpot_ns != NEVER && longest_ns != self.slo_ns && longest_ns != self.others_ns {
+        if longest_ns != self.slo_ns && longest_ns != self.others_ns {
             self.ask();
         }
         if self.tpot_ns == NEVER {
@@ -169,10 +176,15 @@ impl Service {
         longest_ns == self.slo_ns
     }
 
+    /// The objective is that of its tokens.
+    fn is_of_tokens(&self) -> bool {
+        self.tpot_ns != NEVER && self.slo_ns == self.tpot_ns
+    }
+
     /// A launch is held because the open unit can spare no more.
     pub fn is_short(&mut self) {
-        if self.open.is_some_and(|open| !open.alone && !open.other) {
-            self.share.is_short();
+        if let Some(open) = &mut self.open {
+            open.short = true;
         }
     }
 
@@ -272,7 +284,8 @@ impl Service {
         let left_ns = allowance_ns.map_or(0, bears);
         let alone = allowance_ns.is_none();
         let sms = self.share.sms().filter(|_| !alone);
-        self.open = Some(Open { told_ns: now_ns, since_ns, left_ns, spent_ns, sms, alone, other });
+        let (told_ns, short) = (now_ns, false);
+        self.open = Some(Open { told_ns, since_ns, left_ns, spent_ns, sms, alone, other, short });
         left_ns
     }
 
@@ -305,6 +318,7 @@ impl Service {
             self.measured_alone(took_ns);
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
         } else {
+            self.share.unit(open.is_some_and(|open| open.short));
             self.beside_units = self.beside_units.saturating_add(units.into());
             self.beside_ns = self.beside_ns.saturating_add(took_ns.saturating_mul(units.into()));
             self.since_alone = self.since_alone.saturating_add(units);
@@ -403,8 +417,7 @@ impl Service {
         }
         let busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
         // A server that batches what waits makes tokens all the time, and more at once if more waits.
-        let makes_tokens = self.tpot_ns != NEVER && self.slo_ns == self.tpot_ns;
-        let counts = self.inflates && !makes_tokens;
+        let counts = self.inflates && !self.is_of_tokens();
         self.busy_permille = if counts { busy_permille } else { 0 };
         (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);

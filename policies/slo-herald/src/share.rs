@@ -26,6 +26,8 @@ const TRIAL_REVIEWS: u32 = 96;
 const WORTH_PERMILLE_MAX: u64 = 1_000_000;
 /// The other way is taken if it lets in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
+/// Time holds something back if it does so in more than one unit in so many.
+const SHORT_UNITS_PER: u64 = 10;
 /// Early reviews in a row before more SMs are tried again, once the limit was found; half as many before.
 const EARLY_REVIEWS: u32 = 4;
 
@@ -86,8 +88,9 @@ pub struct Share {
     compared: u32,
     work_ns: u64,
     since_ns: u64,
-    /// Meanwhile a launch was held for want of time.
-    was_short: bool,
+    /// Units meanwhile, and those of them in which a launch was held for want of time.
+    units: u64,
+    short_units: u64,
     /// Launches that were limited to some SMs meanwhile.
     limited: u64,
     /// It was measured in the last review.
@@ -109,7 +112,8 @@ impl Share {
             compared: 0,
             work_ns: 0,
             since_ns: 0,
-            was_short: false,
+            units: 0,
+            short_units: 0,
             limited: 0,
             is_measured: false,
         }
@@ -190,9 +194,10 @@ impl Share {
         self.work_ns = self.work_ns.saturating_add(predicted_ns);
     }
 
-    /// A launch is held for want of time.
-    pub fn is_short(&mut self) {
-        self.was_short = true;
+    /// A unit ended that was not measured alone. `short`: a launch was held for want of time.
+    pub fn unit(&mut self, short: bool) {
+        self.units += 1;
+        self.short_units += u64::from(short);
     }
 
     /// A launch is limited to some SMs.
@@ -221,7 +226,11 @@ impl Share {
         }
         self.reviews += 1;
         self.compared += 1;
-        self.compare(now_ns);
+        if self.way == Way::Space && self.limited == 0 {
+            self.give_up();
+        } else {
+            self.compare(now_ns);
+        }
         (self.way, self.rate, self.sms) != before
     }
 
@@ -302,12 +311,10 @@ impl Share {
         let other = self.known[self.other() as usize].worth_permille;
         let is_worse = other * 100 > mine * BETTER_PERCENT;
         let is_due = self.compared >= TRIAL_REVIEWS || other == 0;
-        let (holds, limited) = (self.was_short, self.limited);
+        let holds = self.short_units * SHORT_UNITS_PER > self.units;
         self.measure(now_ns);
-        match self.way {
-            Way::Time if !holds => return,
-            Way::Space if limited == 0 => return self.give_up(),
-            _ => {}
+        if self.way == Way::Time && !holds {
+            return;
         }
         if self.sm_count > SMS_STEP && (is_worse || is_due) {
             if is_due {
@@ -319,7 +326,7 @@ impl Share {
 
     fn measure(&mut self, now_ns: u64) {
         (self.measured, self.work_ns, self.since_ns) = (1, 0, now_ns);
-        (self.was_short, self.limited) = (false, 0);
+        (self.units, self.short_units) = (0, 0);
     }
 
     /// What was found, if the last review measured a way.
@@ -347,6 +354,6 @@ impl Share {
     }
 
     fn take(&mut self, way: Way) {
-        (self.way, self.reviews, self.measured) = (way, 0, 0);
+        (self.way, self.reviews, self.measured, self.limited) = (way, 0, 0, 0);
     }
 }
