@@ -549,6 +549,10 @@ def take_over(out, folder):
                     for key in ("device", "commit", "date"):
                         row.setdefault(key, content["machine"].get(key))
             write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "sharing", "scene"))})
+        elif name == "litmus.json":
+            # A run has some of the setups.
+            old = json.loads(target.read_text()) if target.is_file() else {"reports": []}
+            write_json(target, render_programs.with_litmus(old, json.loads(source.read_text())))
         elif name == "forms.json" and target.is_file():
             # Some kernels may have been measured, and facts, or not.
             old, new = json.loads(target.read_text()), json.loads(source.read_text())

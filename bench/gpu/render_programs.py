@@ -4,8 +4,8 @@ import start_times
 
 
 def litmus(content, table, made_with):
-    """Counts of each setup."""
-    text = ["## Litmus programs", "", *made_with(content["machine"], "litmus")]
+    """Counts of each setup, report by report."""
+    text = ["## Litmus programs", ""]
     text += [
         "Small programs made from seeds and those of the audit of CUDA's semantics, each first bare, and then as a client of a core "
         "beside another client (`tests/litmus`). *Bare, too*: misbehaved, and then bare as well when run more often. *Mechanisms*: what was done to their launches, as the core counts it. "
@@ -13,12 +13,20 @@ def litmus(content, table, made_with):
         "*in turns*: time slices, one setup at a time. *Not run*: the time was up.",
         "",
     ]
-    rows = []
-    for row in content["rows"]:
-        done = ", ".join(f"{name} {count}" for name, count in sorted(row["mechanisms"].items()) if count)
-        counts = [row.get(key, 0) for key in ("ended", "hangs", "different", "failed", "bare_too", "not_run")]
-        rows.append([row["campaign"], row["part"], row["setup"], *counts, done])
-    return text + table(["campaign", "part", "setup", "ended", "hangs", "other values", "failed", "bare, too", "not run", "mechanisms"], rows)
+    header = ["campaign", "part", "setup", "ended", "hangs", "other values", "failed", "bare, too", "not run", "mechanisms"]
+    for report in content["reports"]:
+        rows = []
+        for row in report["rows"]:
+            done = ", ".join(f"{name} {count}" for name, count in sorted(row["mechanisms"].items()) if count)
+            counts = [row.get(key, 0) for key in ("ended", "hangs", "different", "failed", "bare_too", "not_run")]
+            rows.append([row["campaign"], row["part"], row["setup"], *counts, done])
+        text += [*made_with(report["machine"], "litmus"), *table(header, rows)]
+    return text
+
+
+def with_litmus(old, new):
+    """The reports that are kept, and a new one."""
+    return {"reports": [*(report for report in old["reports"] if report != new), new]}
 
 
 def jit(content, table, made_with):

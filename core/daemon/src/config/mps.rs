@@ -12,8 +12,8 @@ pub struct Mps {
     /// Give best-effort clients MPS's lower client priority.
     pub client_priority: bool,
     /// SMs that a best-effort client finds on the GPU, percent (`CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`). It cannot change
-    /// while the client runs. A client that was started with the variable keeps its own. Experimental: not measured
-    /// on a GPU yet.
+    /// while the client runs. A client that was started with the variable keeps its own. Below 100 the driver makes no
+    /// green contexts: no launch is limited to SMs.
     #[schemars(range(min = 1, max = 100))]
     pub best_effort_percent: u32,
     /// Folder of the MPS daemon's pipes. Default for a daemon that runs already:
