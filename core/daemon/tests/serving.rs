@@ -378,6 +378,36 @@ fn a_core_that_is_busy_goes_on_saying_that_it_is_there() {
     assert!(core.status()["policy"]["faults"]["overrun"].as_u64() >= Some(12), "{}", core.status());
 }
 
+/// The same while launches of many end.
+#[test]
+fn a_core_that_is_told_of_many_completions_goes_on_saying_that_it_is_there() {
+    let policy = policy("../test-policies/chaos");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("completed.conf");
+    std::fs::write(&file, "completed 2").unwrap();
+    let text = format!(
+        "[policy]\nfile = {policy:?}\nconfig_file = {file:?}\n[policy.limits]\ndecide_fuel = 3000000000\n\
+         call_cpu_ms_max = 60000\nfaults_max = 1000\n"
+    );
+    let core = Core::start_in(dir, &text, &[]);
+    let mut clients: Vec<Client> =
+        (0..12).map(|i| Client::best_effort(&core, &format!("client-{i}"))).collect();
+    let launches: Vec<_> = clients.iter_mut().map(|client| client.submit()).collect();
+    for (client, (ticket, _)) in clients.iter().zip(&launches) {
+        client.wait(*ticket);
+    }
+    let beats = |client: &Client| client.core.heartbeat.load(SeqCst);
+    let before = beats(&clients[0]);
+    for (client, (_, completion)) in clients.iter_mut().zip(&launches) {
+        client.complete(*completion);
+    }
+    eventually("all completions are told", || {
+        core.status()["policy"]["faults"]["overrun"].as_u64() >= Some(12)
+    });
+    let passed = beats(&clients[0]).wrapping_sub(before);
+    assert!(passed >= 5, "{passed} heartbeats in twelve calls of some 0.3 s each");
+}
+
 #[test]
 fn a_ticket_that_is_never_published_does_not_hold_the_others_for_ever() {
     let core = Core::start(BUILT_IN, &[]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use rustix::fd::AsFd;
-use tally_contract::limits::TIMERS_MAX;
+use tally_contract::limits::{PASS_SUBMISSIONS_MAX, TIMERS_MAX};
 use tally_core::dispatch::client::Share;
 use tally_core::dispatch::control::{Control, NewClient};
 use tally_core::dispatch::harness::{Harness, REQUESTS_IN_A_TURN};
@@ -22,9 +22,9 @@ use tally_ipc::map;
 use tally_ipc::ring::{self, Request};
 use tokio::sync::oneshot;
 
-/// What SPECIFICATION.md promises of a pass: decisions of one client, and of all.
+/// Decisions in a pass for one client, whose launches may also be offered again, and for all.
 const DECISIONS_MAX: u64 = 64;
-const DECISIONS_MAX_ALL: u64 = 512;
+const DECISIONS_MAX_ALL: u64 = PASS_SUBMISSIONS_MAX as u64;
 /// Clients at once, the honest one among them.
 const CLIENTS_MAX: usize = 40;
 /// Requests of the control plane that wait; the core takes more.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 const HEARTBEAT_NS: u64 = 200_000_000;
 
 impl Dispatch {
-    /// Within a pass: a long one, of slow decisions for many clients, is work and no standstill.
+    /// Within a pass: a long one, of slow policy calls for many clients, is work and no standstill.
     pub(super) fn beat(&mut self) {
         let now = now_ns();
         if now >= self.next_beat_ns {

@@ -63,6 +63,7 @@ impl Dispatch {
             if found.moved {
                 active = true;
                 self.last_progress_ns = now;
+                self.beat();
             }
         }
         // Before it sleeps all were looked at.

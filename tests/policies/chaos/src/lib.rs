@@ -2,7 +2,7 @@
 //!
 //! The kernel id of a launch (or the token of a timer) says what; the
 //! configuration does for `init`, as `snapshot-N` or `restore-N` for these, and as
-//! `always N` for every decision. The numbers are known to
+//! `always N` for every decision, or `completed N` for every completion. The numbers are known to
 //! `core/wasm-host/tests/common/mod.rs` and `tools/conformance/tests/guests.rs`.
 
 use std::hint::black_box;
@@ -16,6 +16,8 @@ use tally_sdk::{
 struct Chaos {
     /// What every launch is taken for, whatever its kernel.
     always: Option<u32>,
+    /// What it does whenever a launch has ended.
+    at_completion: Option<u64>,
     decides: u64,
     joined: Vec<ClientId>,
     left: u64,
@@ -30,10 +32,11 @@ struct Chaos {
 impl Policy for Chaos {
     fn init(config: &str) -> Result<Self, String> {
         let always = config.strip_prefix("always ").and_then(|number| number.parse().ok());
+        let at_completion = config.strip_prefix("completed ").and_then(|how| how.parse().ok());
         let (mut in_snapshot, mut in_restore) = (0, 0);
         let number = |text: &str| text.parse().map_err(|_| format!("what is {text:?}?"));
         match config {
-            _ if always.is_some() => {}
+            _ if always.is_some() || at_completion.is_some() => {}
             "" => {}
             how if how.starts_with("snapshot-") => in_snapshot = number(&how[9..])?,
             how if how.starts_with("restore-") => in_restore = number(&how[8..])?,
@@ -48,6 +51,7 @@ impl Policy for Chaos {
         }
         Ok(Chaos {
             always,
+            at_completion,
             decides: 0,
             joined: Vec::new(),
             left: 0,
@@ -158,6 +162,7 @@ impl Units for Chaos {
 impl Completions for Chaos {
     fn completed(&mut self, _now_ns: u64, done: &Completion) {
         self.done_ns += done.measured_ns + 10 * done.charged_ns + done.form as u64;
+        self.at_completion.into_iter().for_each(misbehave);
     }
 }
 
