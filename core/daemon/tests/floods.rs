@@ -15,7 +15,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tally_contract::limits::JOINS_BURST;
 use tally_ipc::admin::open_to_read;
 use tally_ipc::wire::{self, WireError};
 
@@ -69,15 +70,21 @@ fn silent_connections_keep_nobody_out() {
 
 #[test]
 fn registrations_are_slowed_down_for_a_user_that_floods() {
-    let core = core("");
-    let registered = AtomicUsize::new(0);
-    beside(&core, 3, |_| {
-        if let Ok(client) = Client::register(&core.socket, &hello("flood", false)) {
-            registered.fetch_add(1, SeqCst);
-            drop(client);
-        }
-    });
-    assert!(registered.load(SeqCst) > 0);
+    const PER_S: f64 = 1.0;
+    let core = core(&format!("[admission]\nuser_joins_per_s = {PER_S}\n"));
+    let (registered, refused, began) = (AtomicUsize::new(0), AtomicUsize::new(0), Instant::now());
+    let register = |_| {
+        let client = Client::register(&core.socket, &hello("flood", false));
+        let counted = if client.is_ok() { &registered } else { &refused };
+        counted.fetch_add(1, SeqCst);
+    };
+    beside(&core, 3, register);
+    let burst = JOINS_BURST as usize;
+    as_user(STRANGER, || (0..2 * burst).for_each(register));
+    let most = burst as f64 + PER_S * (began.elapsed().as_secs_f64() + 0.5);
+    let (registered, refused) = (registered.load(SeqCst), refused.load(SeqCst));
+    assert!(registered as f64 <= most, "{registered} registrations, {most} allowed");
+    assert!(registered >= burst && refused > 0, "{registered} registered, {refused} refused");
 }
 
 /// Whatever the core logs about others, of every kind at once and with the longest names.
@@ -86,7 +93,7 @@ fn floods_of_all_kinds_write_less_than_a_megabyte_of_log_a_minute() {
     const FLOOD: Duration = Duration::from_secs(6);
     let core = core("[admission]\nuser_clients_max = 8\nuser_joins_per_s = 10000\n");
     let long = "\u{1b}".repeat(85);
-    let (before, began) = (core.log().len(), std::time::Instant::now());
+    let (before, began) = (core.log().len(), Instant::now());
     let flood = || {
         // Registered, left and refused.
         for high in [false, true] {
@@ -197,7 +204,7 @@ fn idle_admin_connections_keep_no_admin_out() {
 fn requests_of_strangers_take_turns() {
     let core = core("");
     let answered = AtomicUsize::new(0);
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     beside(&core, 4, |_| {
         let answer = admin(&core.admin, &json!({"cmd": "status", "kernels": 1_000}));
         answered.fetch_add(usize::from(answer.is_some_and(|a| a["ok"].is_object())), SeqCst);
