@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! unit of a service begins:
-//!     allowance := 0, if it is to be measured alone (1 unit in 64), or the service must be served strictly
+//!     allowance := 0, if it is to be measured alone (1 unit in 64, or in 16 of a service that is too busy),
+//!                     or the service must be served strictly
 //!                  spare(service) * rate(service) else
 //!     spare(service) := 0.95 * objective - 95th percentile of what its units take when best effort is held back
 //!

@@ -8,8 +8,11 @@ use tally_sdk::{ClientId, NEVER, host};
 const ALONE_UNITS: usize = 64;
 /// As many are needed before anything is spared; until then each unit is measured alone.
 const ALONE_UNITS_MIN: usize = 8;
-/// Of later units one in so many.
+/// Of later units one in so many; of a service that best effort seems to make too busy more, to be sure that it does.
 const ALONE_EVERY: u32 = 64;
+const ALONE_EVERY_BUSY: u32 = 16;
+/// The mean of so many is what units take alone now.
+const ALONE_RECENT: usize = 16;
 /// Units by which attainment is judged. Before there are so many the others count as kept.
 const JUDGED_UNITS: usize = 200;
 /// A service that is busy more than this, in thousandths, bears less: longer units make others queue.
@@ -268,7 +271,8 @@ impl Service {
         let longest_ns = if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER };
         let other = !self.is_served(longest_ns);
         self.busy_from_ns.get_or_insert(now_ns);
-        let is_due = self.since_alone >= ALONE_EVERY;
+        let is_too_busy = self.busy_permille > BUSY_PERMILLE_MAX;
+        let is_due = self.since_alone >= if is_too_busy { ALONE_EVERY_BUSY } else { ALONE_EVERY };
         let allowance_ns = self.allowance_ns().filter(|_| !is_due && !other);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
@@ -336,8 +340,9 @@ impl Service {
         let mut sorted: Vec<u64> = self.alone_ns.iter().copied().collect();
         sorted.sort_unstable();
         self.alone_p95_ns = sorted[(sorted.len() * 95).div_ceil(100) - 1];
-        let sum_ns = sorted.iter().fold(0u64, |sum, ns| sum.saturating_add(*ns));
-        self.alone_mean_ns = sum_ns / sorted.len() as u64;
+        let recent = self.alone_ns.iter().rev().take(ALONE_RECENT);
+        let sum_ns = recent.clone().fold(0u64, |sum, ns| sum.saturating_add(*ns));
+        self.alone_mean_ns = sum_ns / recent.len() as u64;
     }
 
     fn new_review(&mut self) {
