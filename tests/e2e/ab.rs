@@ -89,7 +89,7 @@ fn a_test_runs_and_reports_and_nothing_else_loads_a_policy_meanwhile() -> Result
     ensure!(!load.status.success() && refusal.contains("tallyctl ab stop"), "{refusal}");
     ensure!(start(&scene, &fifo, &priority, &[]).is_err(), "two tests at once");
     let running: Value = report(&scene)?;
-    ensure!(running["ended"].is_null() && running["schema"] == 2, "{running:#}");
+    ensure!(running["ended"].is_null() && running["schema"] == 1, "{running:#}");
 
     let report = ended(&scene)?;
     let reason = report["ended"]["reason"].as_str().unwrap_or_default();

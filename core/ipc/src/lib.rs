@@ -34,4 +34,4 @@ pub use layout::{ClientRegion, CoreRegion};
 
 /// Version of everything in this crate. Shim and core must agree exactly: they
 /// ship together, and a mismatch is refused at registration by name.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 1;

@@ -1,6 +1,6 @@
 //! The report: everything that was planned, seen and concluded, as data.
 //!
-//! The JSON schema is version 2; fields are only added within it.
+//! The JSON schema is version 1; fields are only added within it.
 
 use crate::accident;
 pub use crate::accident::GuardReport;
@@ -15,7 +15,7 @@ use crate::verdict::{PAIRS_MIN, Verdict, conclude};
 use serde::{Deserialize, Serialize};
 
 /// Version of the schema.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 1;
 /// Points of the effect's history.
 const HISTORY_MAX: usize = 150;
 /// An e-value beyond it is told as this.

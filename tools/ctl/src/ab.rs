@@ -47,7 +47,7 @@ pub enum AbCommand {
     },
     /// Show what the test that runs, or ran last, has found.
     Report {
-        /// Print JSON (schema 2), for programs and for `ab combine`.
+        /// Print JSON (schema 1), for programs and for `ab combine`.
         #[arg(long)]
         json: bool,
         /// File to draw the blocks over time and the effect with its interval into, as SVG

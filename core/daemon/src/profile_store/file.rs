@@ -1,7 +1,7 @@
 //! The file of one GPU: JSON lines, replaced whole.
 //!
 //! ```text
-//! {"tally_profiles":2,"device":"GPU-...","sm_count":132,"driver_version":12080,"verdicts":1,"kernels":1}
+//! {"tally_profiles":1,"device":"GPU-...","sm_count":132,"driver_version":12080,"verdicts":1,"kernels":1}
 //! {"name":"all_reduce","image":"000000000000000000000000000000ab","whole_only":18}
 //! {"name":"gemm","image":"000000000000000000000000000000ab","grid":[8,1,1],"block":[32,1,1],"count":64,
 //!  "mean_ns":9,"predicted_ns":9,"p99_ns":12,"forms":[{"form":"sliced","argument":2,...}]}
@@ -21,7 +21,7 @@ use tally_ipc::layout::KERNEL_NAME_BYTES;
 use tally_rewriter::TransformRefusal;
 
 /// Version of the format.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 1;
 /// Files of a folder that are read: a host has at most so many GPUs, or parts of them.
 pub const FILES_MAX: usize = 64;
 /// How files of this kind end.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"TALLYSIM");
 /// Version of this layout. In the default file's name too, so that processes
 /// with libraries of two versions do not refuse one another's device.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 /// SMs of a device, at most.
 pub const SMS_MAX: usize = 256;
 /// Kernels of all processes that run or wait at one time, at most.
