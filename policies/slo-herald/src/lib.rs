@@ -44,7 +44,7 @@
 //! services can spare ([`tally_fairness`]).
 //!
 //! Of a service whose tokens have an objective, units of tokens (those that begin with the launch of a CUDA graph) keep
-//! it, all others are served strictly, and it may be busy all of the time.
+//! it, all others bear nothing, and it may be busy all of the time.
 //!
 //! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
 //! high-priority work is active.

@@ -63,7 +63,7 @@ metrics! {
     CHARGED: counter "tally_gpu_charged_seconds_total" ["class"]
         "GPU time charged for launches, measured or estimated; for high priority, time that clients were busy.";
     MEASURED: counter "tally_gpu_measured_seconds_total" ["class"]
-        "GPU time measured on the device, of the launches that were timed.";
+        "Measured GPU time of the launches that were timed.";
     TIMED: counter "tally_launches_measured_total" ["class"] "Launches that were timed.";
     WAITED: counter "tally_waited_seconds_total" ["class"]
         "Time that launches waited for a decision.";
@@ -79,7 +79,7 @@ metrics! {
     CLIENT_CHARGED: counter "tally_client_gpu_charged_seconds_total" ["client", "name", "class"]
         "GPU time charged for launches, measured or estimated; for high priority, time that clients were busy.";
     CLIENT_MEASURED: counter "tally_client_gpu_measured_seconds_total" ["client", "name", "class"]
-        "GPU time measured on the device, of the launches that were timed.";
+        "Measured GPU time of the launches that were timed.";
     CLIENT_TIMED: counter "tally_client_launches_measured_total" ["client", "name", "class"]
         "Launches that were timed.";
     CLIENT_WAITED: counter "tally_client_waited_seconds_total" ["client", "name", "class"]
