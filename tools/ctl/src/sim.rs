@@ -41,6 +41,10 @@ pub struct SimArgs {
     /// Objective of the inference: longest time that the service of a request may take, from 10us to 600s with its unit
     #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms, requires = "hp")]
     pub slo: Option<f64>,
+    /// Objective of tokens: the inference makes one with each request, which is a CUDA graph
+    #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms, requires = "hp")]
+    #[arg(conflicts_with_all = ["slo", "frontier", "eager"])]
+    pub tpot: Option<f64>,
     /// Share of requests, in percent, that must keep `--slo`. Default: 99.
     #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile)]
     pub percentile: Option<f64>,
@@ -245,6 +249,7 @@ fn setup(args: &SimArgs) -> Result<Setup, CtlError> {
             TransformableArg::All => Transformable::All,
         },
         slo: None,
+        tpot_ns: args.tpot.map(|tpot_ms| (tpot_ms * 1e6) as u64),
         seconds,
         overrun_seconds: seconds,
         warm_up_seconds: args.warm_up_seconds.map(warm_up).transpose()?,

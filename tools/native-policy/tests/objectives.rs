@@ -44,3 +44,26 @@ fn slo_herald_gives_more_to_best_effort_the_more_an_objective_leaves() {
     let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
     assert!(report.high_priority.service_p99_ms < 1.2 * strict.service_p99_ms);
 }
+
+/// A decoder that is always busy keeps the objective of its tokens, and best effort gets what that leaves.
+#[test]
+fn slo_herald_shares_the_gpu_with_a_decoder_without_a_pause() {
+    let (high, low) = (Trace::open("llama7b_decode_b1").unwrap(), pair().1);
+    let (tpot_ms, percentile) = (2.0 * 4.86, 99.0);
+    let share_of = |policy: &str, slo_ms: Option<f64>, tpot_ms: Option<f64>| {
+        let slo = slo_ms.map(|ms| Objective { slo_ns: (ms * 1e6) as u64, percentile });
+        let tpot_ns = tpot_ms.map(|ms| (ms * 1e6) as u64);
+        let setup = Setup { slo, tpot_ns, ..setup(7.0) };
+        let policy = tally_native_policy::by_name(policy, "").unwrap();
+        let arrivals = Arrivals::At(vec![0; 1_500]);
+        let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
+        (report.high_priority.within, report.best_effort.unwrap().share)
+    };
+    let (_, strict) = share_of("tally-priority", None, None);
+    let (within, share) = share_of("slo-herald", None, Some(tpot_ms));
+    assert!(within.unwrap() >= 0.99, "{within:?}");
+    assert!(share > 0.2 && share > 5.0 * strict, "{share}, {strict} with strict priority");
+    // As an objective of requests it is not for services that are busy all of the time.
+    let (_, as_requests) = share_of("slo-herald", Some(tpot_ms), None);
+    assert!(share > 2.0 * as_requests, "{share}, {as_requests} of requests");
+}

@@ -53,6 +53,9 @@ pub struct High {
     /// What the inference needs of a request, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_ms: Option<f64>,
+    /// What it needs of a token, which is a request, ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tpot_ms: Option<f64>,
     /// Share of the requests that arrived whose service kept it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub within: Option<f64>,

@@ -20,7 +20,7 @@ use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use outcome::Window;
 use solo::Solo;
 use tally_engine::policy::{self, Decision, Form, Objective, Policy, forms_offered};
-use tally_engine::{Action, EndedUnits, Engine, EngineConfig, Submission};
+use tally_engine::{Action, EndedUnits, Engine, EngineConfig, OpenUnit, Submission};
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
@@ -42,6 +42,8 @@ pub struct Setup {
     pub transformable: Transformable,
     /// What the inference needs of each request.
     pub slo: Option<Objective>,
+    /// Longest time of a request that is one CUDA graph, as the objective of a token, ns.
+    pub tpot_ns: Option<u64>,
     /// Length of the window in which requests arrive, s.
     pub seconds: f64,
     /// At most so much longer until all are served.
@@ -63,6 +65,7 @@ impl Default for Setup {
             sharing: SharingMode::Timeslice,
             transformable: Transformable::Open,
             slo: None,
+            tpot_ns: None,
             seconds: 5.0,
             overrun_seconds: 5.0,
             warm_up_seconds: None,
@@ -385,7 +388,8 @@ impl<'a> Sim<'a> {
         };
         if lane == HIGH {
             if let Some(since_ns) = self.unit_since_ns.take() {
-                engine.unit_began(now_ns, HIGH as u32, since_ns, &mut self.actions);
+                let open = OpenUnit { since_ns, is_token: self.setup.graph };
+                engine.unit_began(now_ns, HIGH as u32, open, &mut self.actions);
             }
             engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
             self.obey(now_ns);
@@ -478,6 +482,9 @@ impl<'a> Sim<'a> {
         self.queued_ns.push(self.free_ns - self.arrivals[self.begun - 1]);
         if let Some(engine) = &mut self.engine {
             let ended = EndedUnits { units: 1, took_ns: self.free_ns - since_ns };
+            if self.setup.graph {
+                engine.tokens_ended(HIGH as u32, ended.units, ended.took_ns);
+            }
             engine.units_ended(now_ns, HIGH as u32, ended, &mut self.actions);
             engine.high_activity(now_ns, HIGH as u32, false, now_ns, &mut self.actions);
         }

@@ -384,7 +384,7 @@ proptest! {
         let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
-            Setup { sharing, transformable, slo: None, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+            Setup { sharing, transformable, slo: None, tpot_ns: None, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic { seed, subscriptions: u8::MAX }) as _);
         let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
         conserved(&report);

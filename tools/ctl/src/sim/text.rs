@@ -73,7 +73,7 @@ fn high_priority(out: &mut impl Write, r: &Report) -> Result<(), CtlError> {
         "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
         h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
     )?;
-    if let (Some(slo_ms), Some(within)) = (h.slo_ms, h.within) {
+    if let (Some(slo_ms), Some(within)) = (h.slo_ms.or(h.tpot_ms), h.within) {
         writeln!(
             out,
             "  objective    {slo_ms:.3} ms: kept by {:.2} % of requests",

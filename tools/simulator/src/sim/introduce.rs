@@ -59,6 +59,7 @@ impl Sim<'_> {
                 let floor = program.min_share_permille;
                 engine.set_min_share(0, lane as u32, floor, &mut self.actions);
                 engine.set_objective(lane as u32, self.setup.slo);
+                engine.set_token_objective(lane as u32, self.setup.tpot_ns);
             }
         }
         self.obey(0);

@@ -71,8 +71,9 @@ impl<'a> Sim<'a> {
         let served = self.service_ns.len();
         self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
         let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
-        let within = self.setup.slo.map(|slo| {
-            let kept = self.service_ns.iter().filter(|ns| **ns <= slo.slo_ns).count() as u64;
+        let slo_ns = self.setup.slo.map(|slo| slo.slo_ns).into_iter().chain(self.setup.tpot_ns);
+        let within = slo_ns.min().map(|slo_ns| {
+            let kept = self.service_ns.iter().filter(|ns| **ns <= slo_ns).count() as u64;
             over(kept, self.arrivals.len() as u64)
         });
         let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
@@ -117,6 +118,7 @@ impl<'a> Sim<'a> {
                 solo_ms: ms(solo_ns),
                 solo_p99_ms: ms(solo.p99_ns),
                 slo_ms: self.setup.slo.map(|slo| ms(slo.slo_ns)),
+                tpot_ms: self.setup.tpot_ns.map(ms),
                 within,
                 service_p50_ms: ms(service[0]),
                 service_p99_ms: ms(service[1]),
