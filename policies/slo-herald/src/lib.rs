@@ -219,7 +219,7 @@ impl Herald {
         if !is_due && let Some(hold) = self.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
-        self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns));
+        self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns, within));
         if let Some(sms) = beside.filter(|_| within) {
             for service in &mut self.services {
                 service.spend(launch.now_ns, 0);

@@ -18,6 +18,8 @@ const RATE_MAX: u64 = 64_000;
 const SMS_STEP: u32 = 8;
 /// Reviews until a way is measured, at most: less if it has found its limit.
 const SETTLE_REVIEWS_MAX: u32 = 24;
+/// The same if nothing was let in.
+const STUCK_REVIEWS: u32 = 4;
 /// Reviews over which the work in a way is measured.
 const MEASURED_REVIEWS: u32 = 6;
 /// Reviews after which the other way is tried again.
@@ -93,6 +95,8 @@ pub struct Share {
     short_units: u64,
     /// Launches that were limited to some SMs meanwhile.
     limited: u64,
+    /// Launches that were let in while a unit was open, since this way was taken.
+    within: u64,
     /// It was measured in the last review.
     is_measured: bool,
 }
@@ -115,6 +119,7 @@ impl Share {
             units: 0,
             short_units: 0,
             limited: 0,
+            within: 0,
             is_measured: false,
         }
     }
@@ -189,9 +194,10 @@ impl Share {
         (self.way == Way::Space).then_some(self.sms)
     }
 
-    /// Best-effort work of so much GPU time, whole, is let in.
-    pub fn let_in(&mut self, predicted_ns: u64) {
+    /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
+    pub fn let_in(&mut self, predicted_ns: u64, within: bool) {
         self.work_ns = self.work_ns.saturating_add(predicted_ns);
+        self.within += u64::from(within);
     }
 
     /// A unit ended that was not measured alone. `short`: a launch was held for want of time.
@@ -293,7 +299,10 @@ impl Share {
     fn compare(&mut self, now_ns: u64) {
         let known = &mut self.known[self.way as usize];
         if self.measured == 0 {
-            if !known.found_limit && self.reviews < SETTLE_REVIEWS_MAX {
+            // No unit bears even one launch: what waits is too long, and would do so for ever if there is no pause.
+            let is_stuck = self.within == 0 && self.short_units > 0;
+            let settle_reviews = if is_stuck { STUCK_REVIEWS } else { SETTLE_REVIEWS_MAX };
+            if !known.found_limit && self.reviews < settle_reviews {
                 return;
             }
             self.measure(now_ns);
@@ -354,6 +363,7 @@ impl Share {
     }
 
     fn take(&mut self, way: Way) {
-        (self.way, self.reviews, self.measured, self.limited) = (way, 0, 0, 0);
+        (self.way, self.reviews, self.measured) = (way, 0, 0);
+        (self.limited, self.within) = (0, 0);
     }
 }

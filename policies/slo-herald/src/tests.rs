@@ -268,7 +268,7 @@ fn reviews(b: &mut Bench, count: u32, permille: u64) {
         b.begin();
         b.policy.services[0].is_short();
         let share = &mut b.policy.services[0].share;
-        share.let_in(5 * MS * permille / 1_000);
+        share.let_in(5 * MS * permille / 1_000, true);
         share.limited();
         b.end(MS);
     }
@@ -311,7 +311,7 @@ fn space_is_tried_only_where_time_holds_something_back() {
     let sms = |b: &Bench| b.policy.services[0].share.sms();
     for _ in 0..200 {
         b.begin();
-        b.policy.services[0].share.let_in(MS);
+        b.policy.services[0].share.let_in(MS, true);
         b.end(MS);
     }
     b.units(20_000, MS);
@@ -328,6 +328,23 @@ fn space_is_tried_only_where_time_holds_something_back() {
     }
     b.units(66, MS);
     assert_eq!(sms(&b), None);
+}
+
+#[test]
+fn space_is_tried_soon_if_no_unit_bears_a_launch() {
+    let mut b = Bench::new(3 * MS);
+    let long = Launch { sm_count: 132, ..b.asked(200 * MS) };
+    b.units(8, MS);
+    let reviews = (1..40).find(|_| {
+        for _ in 0..64 {
+            b.begin();
+            let state = LaunchState::HIGH_ACTIVE;
+            assert_eq!(b.decide_on(&Launch { now_ns: b.now_ns, state, ..long }), HELD);
+            b.end(MS);
+        }
+        b.policy.services[0].share.sms().is_some()
+    });
+    assert!((4..16).contains(&reviews.unwrap()), "{reviews:?}");
 }
 
 #[test]
