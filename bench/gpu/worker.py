@@ -50,6 +50,8 @@ class Worker:
 
     def __init__(self, jobs, progress):
         self.progress, self.serial = progress, None
+        # When the last step of a training began and ended.
+        self.last_step = 0.0, 0.0
         self.requests, self.trainings, self.services = {}, {}, {}
         for job in jobs:
             torch.manual_seed(0)
@@ -123,21 +125,26 @@ class Worker:
         }
 
     def train(self, job, start_at, seconds, until_stop=False):
-        """Train, waiting for each step; a step that began in time counts with its time, as does that by which it began late.
+        """Train, waiting for each step; one that began in time counts with its time. Of one that was under way at the
+        start the part counts that was left.
 
         With `until_stop` it trains on, uncounted, until another line arrives:
         so an inference that lags behind is not served alone at the end.
         """
-        step, steps, begin = self.trainings[job], 0, start_at
+        step, begin, (last_from, last_to) = self.trainings[job], start_at, self.last_step
+        steps = (last_to - begin) / (last_to - last_from) if last_from < begin < last_to else 0
         models.wait_for(start_at)
-        while time.monotonic() < begin + seconds:
+        while (now := time.monotonic()) < begin + seconds:
             step()
             models.sync()
             steps += 1
+            self.last_step = now, time.monotonic()
         elapsed = time.monotonic() - begin
         while until_stop and not line_waits():
+            now = time.monotonic()
             step()
             models.sync()
+            self.last_step = now, time.monotonic()
         if until_stop:
             read_line()
         return {"steps": steps, "seconds": elapsed, "steps_per_s": steps / elapsed}

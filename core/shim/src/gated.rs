@@ -65,7 +65,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
     let before = slot.word.snapshot().sequence();
-    units::note_held(client, index);
+    units::note_held(client, index, call.is_graph);
     let launch = Gated { client, index, slot, before, call };
     let mut shape = None;
     let mut answer = None;
@@ -87,16 +87,22 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let _held = (index != OVERFLOW).then_some(held);
     // A launch in another form is always measured: it is long, and few are.
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
-    if sample {
-        completion::mark_before_sample(index, slot, slots::explicit(call.stream, call.per_thread));
-    }
-    // While the shim loads code nothing may be launched that this could wait for.
-    let result = quiesce::while_open(|| match (answer, shape) {
-        (Some((answer, ticket)), Some((shape, _))) => launch.transformed(answer, ticket, &shape),
-        _ => launch::issue_counted(client, index, call),
-    });
-    launch.finish(sample);
-    result
+    // While the shim loads code nothing may be launched that this could wait for, and nothing may come between the parts
+    // of another thread's launch.
+    quiesce::while_open(|| {
+        if sample {
+            let stream = slots::explicit(call.stream, call.per_thread);
+            completion::mark_before_sample(index, slot, stream);
+        }
+        let result = match (answer, shape) {
+            (Some((answer, ticket)), Some((shape, _))) => {
+                launch.transformed(answer, ticket, &shape)
+            }
+            _ => launch::issue_counted(client, index, call),
+        };
+        launch.finish(sample);
+        result
+    })
 }
 
 impl Gated<'_> {

@@ -148,9 +148,6 @@ pub fn note(client: &ClientRegion, index: usize, number: u32, is_graph: bool) {
         // Before it was held.
         Some((word, _)) if word as u32 == number => {
             stream.notes[(last % NOTES) as usize].word.fetch_or(graph, SeqCst);
-            if is_graph {
-                show(client, index);
-            }
         }
         _ if stream.write(number, graph) => {}
         _ => {
@@ -167,10 +164,10 @@ pub fn note(client: &ClientRegion, index: usize, number: u32, is_graph: bool) {
 }
 
 /// A launch is about to be held, which will be the next of its slot: its unit begins now.
-pub fn note_held(client: &ClientRegion, index: usize) {
+pub fn note_held(client: &ClientRegion, index: usize, is_graph: bool) {
     let word = &SLOTS[index & 63].word;
     if !word.is_noted() {
-        note(client, index, word.snapshot().sequence().wrapping_add(1), false);
+        note(client, index, word.snapshot().sequence().wrapping_add(1), is_graph);
     }
 }
 

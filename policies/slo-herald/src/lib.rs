@@ -21,11 +21,11 @@
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
 //!
-//! after each 64 units of a service that were not measured alone (`share.rs`):
+//! after each 64 units of a service that were not measured alone, or 8 in a second (`share.rs`):
 //!     if more were late than it tolerates, or the service is
 //!     far too busy:                                          level := far less
-//!     if it is busy more than four fifths of the time:       level := less
-//!     if nearly all kept 0.92 of the objective:              level := more, slowly once its limit was found
+//!     if best effort makes it busy over four fifths:         level := less
+//!     if nearly all kept 0.92 of it, and more was wanted:    level := more, slowly once its limit was found
 //!     if the way to share was measured:                      take the one that lets more work in
 //! ```
 //!
@@ -36,8 +36,8 @@
 //! to them is let in as in the other way, at three quarters of the rate. Both are learned, so that nobody has to tell
 //! what suits which service.
 //!
-//! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or is busy
-//! nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for; then until enough do
+//! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or best
+//! effort makes it busy nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for; then until enough do
 //! again.
 //!
 //! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
@@ -97,6 +97,8 @@ const FLOOR: usize = 5;
 /// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
 /// something else, or have lost the end of it.
 const GAP_NS: u64 = 2_000_000;
+/// A launch that was never measured has waited for too long.
+const OVERDUE_NS: u64 = 1_000_000_000;
 /// The timer of that time.
 const GAP: u64 = 0;
 /// The timer of clients whose launches under way are not to yield any longer.
@@ -200,11 +202,14 @@ impl Herald {
                 if beside.is_some() || is_due {
                     continue;
                 }
-                if cost_ns > left_ns {
+                // Else what takes long because it is measured too seldom would wait for ever.
+                let is_overdue = launch.predicted_ns == UNKNOWN && launch.waited_ns > OVERDUE_NS;
+                if cost_ns > left_ns && !(is_overdue && left_ns > 0) {
                     let is_strict = service.is_strict();
-                    service.is_short();
                     let reason = if is_strict { Reason::Strict } else { Reason::Spent };
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
+                    let short = |one: &&mut Service| one.left_ns().is_some_and(|ns| cost_ns > ns);
+                    self.services.iter_mut().filter(short).for_each(Service::is_short);
                     return Decision::Hold(hold_ns).because(reason);
                 }
             } else if !is_due

@@ -23,13 +23,17 @@ const BUSY_PERMILLE_FAR: u64 = 875;
 const BUSY_PERMILLE_RAISE_MAX: u64 = 720;
 /// As busy as this it bears nothing.
 const BUSY_PERMILLE_STRICT: u64 = 950;
-/// All that only if its units take longer beside best effort than alone by more than this, in thousandths: else holding
-/// best effort back would make it no less busy.
-const INFLATION_PERMILLE_MIN: u64 = 1_050;
+/// All that only if its units take longer beside best effort than alone by more than this, in thousandths, and by more
+/// than a quarter of the idle time that is left: else holding best effort back would make it hardly less busy.
+const INFLATION_PERMILLE: [u64; 2] = [10, 50];
+/// A service whose tokens have an objective makes none if so many units were others.
+const TOKEN_UNITS: u32 = 64;
 /// Stretch over which that is measured, at least, ns, and units; it ends at the latest after [`BUSY_STRETCH_NS_MAX`].
 const BUSY_STRETCH_NS: u64 = 1_000_000_000;
 const BUSY_UNITS: u64 = 16;
 const BUSY_STRETCH_NS_MAX: u64 = 10_000_000_000;
+/// Most stretches for which a service that is busy alone is served strictly before it is tried again.
+const RETRY_STRETCHES_MAX: u32 = 64;
 const PERCENTILE_DEFAULT: f64 = 99.0;
 /// Of the units that the objective allows to be late so many may be before less is let in: rare ones come of other
 /// causes. As many are saved up at most.
@@ -75,6 +79,9 @@ pub struct Service {
     /// Longest time of a token, and of another unit of a service that has that; or [`NEVER`].
     tpot_ns: u64,
     others_ns: u64,
+    /// The objective is that of tokens. Units since the last one of them.
+    of_tokens: bool,
+    since_token: u32,
     percentile: f64,
     open: Option<Open>,
     /// The unit that was open before.
@@ -92,6 +99,8 @@ pub struct Service {
     reviewed: u32,
     review_from_ns: u64,
     late_in_review: u32,
+    /// Units of this review in which a launch was held for want of time.
+    short_in_review: u32,
     /// The longest two units of this review.
     longest_ns: [u64; 2],
     /// So many units may still be late before the level falls.
@@ -109,6 +118,9 @@ pub struct Service {
     stretch_units: u64,
     /// Units take longer beside best effort than alone, as far as is known.
     inflates: bool,
+    /// Stretches without best effort until that is looked at again, now and after the next that it does.
+    retry_in: u32,
+    retry_after: u32,
     /// How busy best effort makes it; 0 if it would be as busy alone.
     busy_permille: u64,
     /// That was measured since the last review.
@@ -123,6 +135,8 @@ impl Service {
             slo_ns: NEVER,
             tpot_ns: NEVER,
             others_ns: NEVER,
+            of_tokens: false,
+            since_token: 0,
             percentile: PERCENTILE_DEFAULT,
             open: None,
             last: None,
@@ -137,6 +151,7 @@ impl Service {
             reviewed: 0,
             review_from_ns: 0,
             late_in_review: 0,
+            short_in_review: 0,
             longest_ns: [0; 2],
             tolerated: TOLERATED_MAX,
             kept: VecDeque::with_capacity(JUDGED_UNITS),
@@ -148,6 +163,8 @@ impl Service {
             beside_ns: 0,
             stretch_units: 0,
             inflates: true,
+            retry_in: 1,
+            retry_after: 1,
             busy_permille: 0,
             is_busy_new: false,
         }
@@ -159,29 +176,40 @@ impl Service {
         let objective = service.and_then(|service| service.objective);
         self.percentile = objective.map_or(PERCENTILE_DEFAULT, |objective| objective.percentile);
         self.others_ns = objective.map_or(NEVER, |objective| objective.slo_ns);
-        let was_of_tokens = self.is_of_tokens();
-        self.tpot_ns = service.and_then(|service| service.tokens).map_or(NEVER, |t| t.tpot_ns);
-        self.set_slo(self.others_ns.min(self.tpot_ns));
-        if self.is_of_tokens() != was_of_tokens {
-            // It was measured of other units.
-            self.alone_ns.clear();
+        let tpot_ns = service.and_then(|service| service.tokens).map_or(NEVER, |t| t.tpot_ns);
+        if std::mem::replace(&mut self.tpot_ns, tpot_ns) != tpot_ns {
+            // They are expected.
+            self.since_token = 0;
         }
+        self.follow();
     }
 
     /// A unit that may take so long begins. Whether the objective is about it.
     fn is_served(&mut self, longest_ns: u64) -> bool {
-        if longest_ns != self.slo_ns && longest_ns != self.others_ns {
+        if longest_ns != self.slo_ns {
             self.ask();
         }
-        if self.tpot_ns == NEVER {
+        self.since_token = self.since_token.saturating_add(1);
+        if self.tpot_ns < self.others_ns && longest_ns == self.tpot_ns {
+            self.since_token = 0;
+        }
+        self.follow();
+        if !self.of_tokens {
             self.set_slo(longest_ns);
         }
         longest_ns == self.slo_ns
     }
 
-    /// The objective is that of its tokens.
-    fn is_of_tokens(&self) -> bool {
-        self.tpot_ns != NEVER && self.slo_ns == self.tpot_ns
+    /// The objective is that of tokens as long as there are any, if it is the shorter one.
+    fn follow(&mut self) {
+        let of_tokens = self.tpot_ns < self.others_ns && self.since_token < TOKEN_UNITS;
+        if std::mem::replace(&mut self.of_tokens, of_tokens) != of_tokens {
+            // It was measured of other units.
+            self.alone_ns.clear();
+            (self.alone_p95_ns, self.alone_mean_ns) = (0, 0);
+            (self.beside_units, self.beside_ns, self.inflates) = (0, 0, true);
+        }
+        self.set_slo(if of_tokens { self.tpot_ns } else { self.others_ns });
     }
 
     /// A launch is held because the open unit can spare no more.
@@ -193,7 +221,9 @@ impl Service {
 
     /// What was learned, as a line: client, objective, what its units take alone, and the levels.
     pub fn saved(&self) -> String {
-        format!("{} {} {} {}", self.client, self.slo_ns, self.alone_p95_ns, self.share.saved())
+        let is_known = self.alone_ns.len() >= ALONE_UNITS_MIN;
+        let alone_ns = if is_known { self.alone_p95_ns } else { 0 };
+        format!("{} {} {alone_ns} {}", self.client, self.slo_ns, self.share.saved())
     }
 
     /// Go on from such a line, if it is of this client. True if it is; what no longer applies is dropped.
@@ -326,6 +356,7 @@ impl Service {
             self.beside_units = self.beside_units.saturating_add(units.into());
             self.beside_ns = self.beside_ns.saturating_add(took_ns.saturating_mul(units.into()));
             self.since_alone = self.since_alone.saturating_add(units);
+            self.short_in_review += u32::from(open.is_some_and(|open| open.short));
             changed |= self.review(now_ns, units, took_ns, is_late);
         }
         let late = if is_late { units } else { 0 };
@@ -347,6 +378,7 @@ impl Service {
 
     fn new_review(&mut self) {
         (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, [0; 2]);
+        self.short_in_review = 0;
     }
 
     /// Adapt what a unit bears, so that the objective is nearly used up. True if it changed.
@@ -374,6 +406,8 @@ impl Service {
             self.longest_ns[usize::from(are_many)].saturating_mul(100) / self.slo_ns.max(1);
         let early_percent = if are_many { 92 } else { 85 };
         let is_early = self.late_in_review == 0 && longest_percent < early_percent;
+        // More time than best effort ever asked for is not known to be borne.
+        let is_wanted = self.short_in_review > 0 || self.share.sms().is_some();
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
         let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;
@@ -382,7 +416,7 @@ impl Service {
             Verdict::Lower
         } else if busy_permille > BUSY_PERMILLE_MAX {
             Verdict::Ease
-        } else if is_early && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
+        } else if is_early && is_wanted && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
             Verdict::Raise(longest_percent)
         } else {
             Verdict::Keep
@@ -415,14 +449,26 @@ impl Service {
             return false;
         }
         let was_strict = self.is_strict();
+        let busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
+        let [least, most] = INFLATION_PERMILLE;
+        let tolerated = (1_000u64.saturating_sub(busy_permille) / 4).clamp(least, most);
         if self.beside_units > 0 {
             let alone_ns = u128::from(self.alone_mean_ns) * u128::from(self.beside_units);
-            let most_ns = alone_ns * u128::from(INFLATION_PERMILLE_MIN) / 1_000;
+            let most_ns = alone_ns * u128::from(1_000 + tolerated) / 1_000;
             self.inflates = u128::from(self.beside_ns) > most_ns;
+            if !self.inflates {
+                self.retry_after = 1;
+            } else if busy_permille > BUSY_PERMILLE_STRICT {
+                self.retry_after = (self.retry_after * 2).min(RETRY_STRETCHES_MAX);
+            }
+            self.retry_in = self.retry_after;
+        } else if busy_permille > BUSY_PERMILLE_STRICT {
+            // Alone it is as busy. A later stretch tells again whether best effort adds to that.
+            self.retry_in = self.retry_in.saturating_sub(1);
+            self.inflates = self.retry_in > 0;
         }
-        let busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
         // A server that batches what waits makes tokens all the time, and more at once if more waits.
-        let counts = self.inflates && !self.is_of_tokens();
+        let counts = self.inflates && !self.of_tokens;
         self.busy_permille = if counts { busy_permille } else { 0 };
         (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);

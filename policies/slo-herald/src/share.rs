@@ -232,7 +232,8 @@ impl Share {
         }
         self.reviews += 1;
         self.compared += 1;
-        if self.way == Way::Space && self.limited == 0 {
+        let has_work = self.within > 0 || self.short_units > 0;
+        if self.way == Way::Space && self.limited == 0 && has_work {
             self.give_up();
         } else {
             self.compare(now_ns);

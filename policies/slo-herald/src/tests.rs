@@ -53,10 +53,11 @@ impl Bench {
         self.now_ns += 4 * took_ns;
     }
 
-    /// So many units that take so long and during which best effort launches nothing.
+    /// So many units that take so long and during which best effort would have more time.
     fn units(&mut self, count: u32, took_ns: u64) {
         for _ in 0..count {
             self.begin();
+            self.policy.services[0].is_short();
             self.end(took_ns);
         }
     }
@@ -193,22 +194,27 @@ fn a_service_that_is_nearly_always_busy_spares_nothing() {
     let spare_ns = 28_500 * US - MS;
     assert!(b.allowance_ns().unwrap() > spare_ns);
     let busy = |b: &mut Bench, beside_ns: u64, gap_ns| {
+        let mut alone = 0;
         for _ in 0..20_000 {
             b.begin();
             let is_alone = b.policy.services[0].left_ns() == Some(0);
+            alone += u32::from(is_alone);
+            b.policy.services[0].is_short();
             let took_ns = if is_alone { MS } else { beside_ns };
             b.end(took_ns);
             b.now_ns -= 4 * took_ns - gap_ns;
         }
+        alone
     };
     busy(&mut b, 1_100 * US, 100 * US);
     assert_eq!(b.allowance_ns(), Some(spare_ns / 20), "the least: longer units would queue");
-    busy(&mut b, 1_100 * US, 20 * US);
-    assert_eq!(b.allowance_ns(), None);
+    let alone = busy(&mut b, 1_100 * US, 20 * US);
+    assert!(alone > 12_000, "{alone} of 20 000: ever more seldom it is tried again");
     b.units(400, MS);
     assert!(b.allowance_ns().is_some());
     // It would be as busy without best effort.
-    busy(&mut b, 1_020 * US, 20 * US);
+    let alone = busy(&mut b, 1_005 * US, 20 * US);
+    assert!(alone < 3_000, "{alone} of 20 000");
     assert!(b.allowance_ns().unwrap() > spare_ns, "{:?}", b.allowance_ns());
 }
 
@@ -247,6 +253,33 @@ fn units_of_tokens_keep_the_objective_of_tokens() {
         assert!(runs >= 19, "but for what is measured alone: {runs}");
     }
     assert_eq!(b.policy.services[0].units(), 64 + 8 + 21_000);
+}
+
+#[test]
+fn an_objective_of_tokens_counts_only_while_there_are_tokens() {
+    let mut b = Bench::new(20 * MS);
+    let with = |tpot_ns: Option<u64>| {
+        let tokens = tpot_ns.map(testing::tokens);
+        let service = tally_sdk::Service { tokens, ..testing::service(Some(20 * MS)) };
+        set_services(vec![(WEB, service)]);
+    };
+    with(Some(MS));
+    b.policy.services[0].ask();
+    // Requests only: they bear what their own objective leaves.
+    b.units(64 + 8, 5 * MS);
+    assert_eq!(b.allowance_ns(), Some(14 * MS));
+    // The first token: now they bear nothing.
+    b.slo_ns = MS;
+    b.units(8, 500 * US);
+    assert_eq!(b.allowance_ns(), Some(450 * US));
+    b.slo_ns = 20 * MS;
+    b.begin();
+    assert_eq!(b.decide(10 * US), HELD);
+    b.end(5 * MS);
+    // Without an objective of tokens they bear it again.
+    with(None);
+    b.units(9, 5 * MS);
+    assert_eq!(b.allowance_ns(), Some(14 * MS));
 }
 
 #[test]
@@ -309,13 +342,13 @@ fn space_is_tried_only_where_time_holds_something_back() {
     let mut b = Bench::new(3 * MS);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let sms = |b: &Bench| b.policy.services[0].share.sms();
-    for _ in 0..200 {
+    for _ in 0..20_000 {
         b.begin();
         b.policy.services[0].share.let_in(MS, true);
         b.end(MS);
+        assert_eq!(sms(&b), None, "all is let in");
     }
-    b.units(20_000, MS);
-    assert_eq!(sms(&b), None, "all is let in");
+    assert_eq!(b.policy.services[0].share.rate(), share::RATE_START, "more is not wanted");
     reviews(&mut b, 31, 300);
     assert!(sms(&b).is_some());
     // No launch can be limited there.

@@ -26,6 +26,9 @@ impl Dispatch {
                 &mut self.actions,
             );
         }
+        if active {
+            self.beat();
+        }
         self.measuring.look(self.clients.iter_mut());
         active |= self.take_completions(now, share);
         if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {

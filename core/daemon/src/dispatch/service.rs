@@ -177,7 +177,7 @@ impl Service {
     fn looked(&mut self, open: Option<OpenUnit>) -> Looked {
         let before = std::mem::replace(&mut self.open, open);
         let (count, sum_ns) = std::mem::take(&mut self.now.look);
-        let is_another = open.map(|open| open.since_ns) != before.map(|open| open.since_ns);
+        let is_another = open != before;
         let ended = (count > 0 || (is_another && before.is_some())).then(|| EndedUnits {
             units: u32::try_from(count).unwrap_or(u32::MAX),
             took_ns: sum_ns.checked_div(count).unwrap_or(0),
