@@ -39,7 +39,7 @@ pub enum Reason {
     DeviceLaunch,
     /// It has kernels of several contexts.
     SeveralContexts,
-    /// A kernel of it waits for others, or for other GPUs, by its name.
+    /// A kernel of it waits for others, or for other GPUs, by its name or as was seen.
     Waits,
     /// It was changed after its instantiation.
     Changed,
@@ -91,7 +91,7 @@ impl fmt::Display for Reason {
             Reason::DeviceUpdatable => "its kernel nodes may be changed from the device",
             Reason::DeviceLaunch => "it may be launched from the device",
             Reason::SeveralContexts => "it has kernels of several contexts",
-            Reason::Waits => "a kernel of it waits for others by its name",
+            Reason::Waits => "a kernel of it waits for others, by its name or as was seen",
             Reason::Changed => "it was changed after its instantiation",
             Reason::CloneRefused(error) => {
                 return write!(f, "the driver does not copy it (error {error})");
