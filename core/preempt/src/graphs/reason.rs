@@ -43,6 +43,8 @@ pub enum Reason {
     Waits,
     /// It was changed after its instantiation.
     Changed,
+    /// Two threads launched it at one time, and one did not come back from the driver.
+    Contended,
     /// The driver does not copy it.
     CloneRefused(CuResult),
     /// A copy did not have its original's attributes.
@@ -93,6 +95,7 @@ impl fmt::Display for Reason {
             Reason::SeveralContexts => "it has kernels of several contexts",
             Reason::Waits => "a kernel of it waits for others, by its name or as was seen",
             Reason::Changed => "it was changed after its instantiation",
+            Reason::Contended => "two threads launched it at one time",
             Reason::CloneRefused(error) => {
                 return write!(f, "the driver does not copy it (error {error})");
             }
