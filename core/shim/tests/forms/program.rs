@@ -72,6 +72,7 @@ functions! {
     cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
     cuStreamCreate: fn(*mut Ptr, u32);
+    cuStreamCreateWithPriority: fn(*mut Ptr, u32, i32);
     cuStreamSynchronize: fn(Ptr);
     cuStreamQuery: fn(Ptr);
     cuStreamDestroy_v2: fn(Ptr);
@@ -330,6 +331,14 @@ impl Device {
         let mut stream = null_mut();
         // SAFETY: a valid out-pointer.
         ok(unsafe { (self.cuda.cuStreamCreate)(&mut stream, flags) });
+        stream
+    }
+
+    /// A non-blocking stream.
+    pub fn stream_of_priority(&self, priority: i32) -> Ptr {
+        let mut stream = null_mut();
+        // SAFETY: a valid out-pointer.
+        ok(unsafe { (self.cuda.cuStreamCreateWithPriority)(&mut stream, 1, priority) });
         stream
     }
 
