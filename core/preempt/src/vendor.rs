@@ -3,7 +3,8 @@
 //! Two questions, which err on opposite sides:
 //! - Is a kernel left as it is ([`is_vendor`])? The libraries' licences forbid modifying their code. A kernel is
 //!   recognised by the library that holds its image, by the library whose code loaded an image from memory, or, linked
-//!   into a program, by a name that only they use. A kernel taken for theirs by mistake runs whole.
+//!   into a program, by a name that only they use. Where no library is known, names that others use as well count, too. A
+//!   kernel taken for theirs by mistake runs whole.
 //! - May a kernel be SM-limited although nobody has read its code ([`may_be_limited_unread`])? Here only the library
 //!   counts, and only one that is known by its whole name: a program gives its own kernels any name.
 
@@ -50,6 +51,27 @@ const LIMITED_UNREAD: [&str; 17] = [
 /// Starts of their kernels' names.
 const NAMES: [&str; 7] = ["ampere_", "cask", "cusparse", "maxwell_", "nvjet_", "turing_", "volta_"];
 
+/// Starts of names that kernels of theirs and of others have.
+const SHARED_NAMES: [&str; 14] = [
+    "cutlass_",
+    "dot_kernel",
+    "gemmk1_",
+    "gemmsn_",
+    "gemv",
+    "hopper_",
+    "implicit_",
+    "sm50_",
+    "sm70_",
+    "sm75_",
+    "sm80_",
+    "sm86_",
+    "sm89_",
+    "sm90_",
+];
+
+/// A part of mangled names that theirs and others have: CUTLASS is open.
+const SHARED_PART: &str = "7cutlass7Kernel2I";
+
 /// Parts of their kernels' mangled names. Those of generic name, such as cuBLAS's `dot_kernel` and `gemv`, have
 /// parameters of these types.
 const PARTS: [&str; 8] = [
@@ -67,7 +89,8 @@ const PARTS: [&str; 8] = [
 /// is known.
 pub fn is_vendor(name: &str, library: Option<&str>) -> bool {
     let theirs = |library: &str| LIBRARIES.iter().any(|l| library.starts_with(l));
-    library.is_some_and(theirs)
+    let shared = || SHARED_NAMES.iter().any(|n| name.starts_with(n)) || name.contains(SHARED_PART);
+    library.map_or_else(shared, theirs)
         || NAMES.iter().any(|n| name.starts_with(n))
         || PARTS.iter().any(|p| name.contains(p))
 }
@@ -105,9 +128,13 @@ mod tests {
             "matmul",
         ];
         for own in open {
-            assert!(!is_vendor(own, None) && !is_vendor(own, Some("libtorch_cuda.so")), "{own}");
+            for library in ["", "libtorch_cuda.so"] {
+                assert!(!is_vendor(own, Some(library)), "{own} of {library}");
+            }
             assert!(is_vendor(own, Some("libcublas.so.12")), "{own}");
         }
+        let unknown = open.map(|own| is_vendor(own, None));
+        assert_eq!(unknown, [false, true, true, true, true, true, false]);
         // A library counts by the start of its file name, wherever its kernels come from.
         for theirs in ["libcudnn_ops.so.9", "libcusparse.so.12", "libnccl.so.2", "libcuda.so.1"] {
             assert!(is_vendor("matmul", Some(theirs)), "{theirs}");
@@ -147,10 +174,13 @@ mod tests {
             assert!(is_vendor("matmul", Some(&format!("{library}.so.1"))), "{library}");
         }
         for name in NAMES {
-            assert!(is_vendor(&format!("{name}x"), None), "{name}");
+            assert!(is_vendor(&format!("{name}x"), Some("libmine.so")), "{name}");
         }
         for part in PARTS {
-            assert!(is_vendor(&format!("_ZN1a{part}1b"), None), "{part}");
+            assert!(is_vendor(&format!("_ZN1a{part}1b"), Some("libmine.so")), "{part}");
+        }
+        for name in SHARED_NAMES {
+            assert!(is_vendor(&format!("{name}x"), None), "{name}");
         }
     }
 }
