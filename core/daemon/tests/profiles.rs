@@ -40,7 +40,12 @@ fn client(core: &Core, uuid: u64) -> Client {
 
 /// A launch that takes at least so long.
 fn launch(core: &Core, client: &mut Client, took: Duration) {
-    let (ticket, completion) = client.submit();
+    launch_kernel(core, client, 0, took);
+}
+
+/// The same of another kernel of its table.
+fn launch_kernel(core: &Core, client: &mut Client, kernel: u32, took: Duration) {
+    let (ticket, completion) = client.submit_kernel(kernel);
     assert_eq!(client.wait(ticket), Answer::Whole);
     std::thread::sleep(took);
     client.complete(completion);
@@ -49,7 +54,11 @@ fn launch(core: &Core, client: &mut Client, took: Duration) {
 
 /// How many us a launch is expected to take when it is granted.
 fn predicted_us(core: &Core, client: &mut Client) -> f64 {
-    let (ticket, completion) = client.submit();
+    predicted_us_of(core, client, 0)
+}
+
+fn predicted_us_of(core: &Core, client: &mut Client, kernel: u32) -> f64 {
+    let (ticket, completion) = client.submit_kernel(kernel);
     client.wait(ticket);
     let mut us = 0.0;
     eventually("it is in flight", || {
@@ -119,6 +128,58 @@ fn the_next_core_predicts_a_kernel_at_its_first_launch_and_knows_that_it_must_no
     let shown = core.ask(json!({"cmd": "profiles_show"}));
     assert_eq!((&shown["store"]["whole_only"], &shown["store"]["kernels"]), (&json!(1), &json!(2)));
     assert_eq!(shown["kernels"][0]["name"], "gemm");
+    end(core);
+}
+
+#[test]
+fn one_name_in_two_images_has_two_profiles_and_verdicts_also_in_the_next_core() {
+    let core = start(tempfile::tempdir().unwrap(), RARELY);
+    let mut first = client(&core, 5);
+    // Also `gemm`, of another image.
+    let publish = |client: &Client, kernels: [u128; 2]| {
+        for (entry, identity) in client.region.kernels.iter().zip(kernels) {
+            entry.publish(b"gemm", identity);
+        }
+        client.region.kernel_count.store(2, Release);
+    };
+    publish(&first, [7, 8]);
+    for _ in 0..3 {
+        launch_kernel(&core, &mut first, 0, Duration::from_millis(20));
+        launch_kernel(&core, &mut first, 1, Duration::from_millis(1));
+    }
+    let waited =
+        transform_state::pack(transform_state::WHOLE_ONLY, TransformRefusal::BlocksWaited.code());
+    first.region.kernels[0].transform.store(waited, Release);
+    launch_kernel(&core, &mut first, 0, Duration::from_millis(20));
+    launch_kernel(&core, &mut first, 1, Duration::from_millis(1));
+    let dir = end(core);
+
+    let core = start(dir, RARELY);
+    let mut second = client(&core, 5);
+    // In the other order: only the identities tell them apart.
+    publish(&second, [8, 7]);
+    let [short, long] = [0, 1].map(|kernel| predicted_us_of(&core, &mut second, kernel));
+    assert!(short > 0.0 && long >= 15_000.0, "{short} {long}");
+    assert!(short < long / 2.0, "{short} {long}: one profile for both");
+    let shown = core.ask(json!({"cmd": "profiles_show"}));
+    assert_eq!((&shown["store"]["whole_only"], &shown["store"]["kernels"]), (&json!(1), &json!(2)));
+    // Of the one that waited a form that its client has counts for nothing, of the other it does.
+    let ready = transform_state::pack(
+        transform_state::READY,
+        transform_state::SLICEABLE | transform_state::PREEMPTIBLE,
+    );
+    for kernel in [0, 1] {
+        second.region.kernels[kernel].transform.store(ready, Release);
+        launch_kernel(&core, &mut second, kernel as u32, Duration::ZERO);
+    }
+    let kernels = core.status()["kernels"].clone();
+    let mut forms: Vec<_> =
+        kernels.as_array().unwrap().iter().map(|kernel| kernel["transformed"].clone()).collect();
+    forms.sort_by_key(ToString::to_string);
+    let whole = format!("whole only: {}", TransformRefusal::BlocksWaited);
+    assert_eq!(forms.len(), 2, "{kernels}");
+    assert!(forms.contains(&json!(whole)), "{kernels}");
+    assert_eq!(forms.iter().filter(|form| **form == json!(whole)).count(), 1, "{kernels}");
     end(core);
 }
 

@@ -72,7 +72,7 @@ struct Record {
     refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
-    /// Held while it is being launched.
+    /// Held while it is being launched, also in the driver: see [`order`].
     launching: Arc<Lock>,
     /// Stream that the exec was launched on last.
     last: Last,
@@ -242,18 +242,22 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
     // Without the lock: these look at every kernel and every node.
     let ready = kernels::ready(copy.home.context());
     let solo = copy.solo(&ready);
+    let waits = copy.waits();
     let found = TABLE.with(|table| {
         let record = table.records.get_mut(&key).ok_or(Reason::NoCopy)?;
         let mine = record.copy.as_ref().map_err(|reason| *reason)?;
         if !Arc::ptr_eq(mine, &copy) {
             return Err(Reason::NoCopy);
         }
+        if waits {
+            return Ok(Err(None));
+        }
         if let Some(made) = &mut record.chain
             && made.size == kernels_per_part
             && made.solo == solo
         {
             made.changes = changes;
-            return Ok(Err(Chain(made.parts.clone())));
+            return Ok(Err(Some(Chain(made.parts.clone()))));
         }
         if solo.is_empty()
             && let Err(reason) = copy.could_be_divided(kernels_per_part)
@@ -268,7 +272,11 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
     });
     let event = match found? {
         Ok(event) => event,
-        Err(chain) => return Ok(chain),
+        Err(Some(chain)) => return Ok(chain),
+        Err(None) => {
+            let _old = TABLE.with(|table| table.spoil(key, Reason::Waits));
+            return Err(Reason::Waits);
+        }
     };
     let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
     let made = event.and_then(|event| {

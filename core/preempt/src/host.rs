@@ -56,6 +56,8 @@ pub trait Host: Sync {
     /// # Errors
     /// [`TransformRefusal::ImageGone`] if the image's bytes are not at hand.
     fn library(&self, image: u128) -> Result<Option<String>, TransformRefusal>;
+    /// The same, whether or not the bytes are at hand.
+    fn library_name(&self, image: u128) -> Option<String>;
     /// The very bytes that were loaded.
     ///
     /// # Errors
@@ -163,6 +165,9 @@ impl Host for Absent {
     fn exit_before_others(&self) {}
     fn library(&self, _: u128) -> Result<Option<String>, TransformRefusal> {
         Err(TransformRefusal::ImageGone)
+    }
+    fn library_name(&self, _: u128) -> Option<String> {
+        None
     }
     fn image_bytes(&self, _: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
         Err(TransformRefusal::ImageGone)

@@ -14,10 +14,10 @@ pub(crate) struct Kernel {
     /// The state in the shared table; what the core reads is only a copy of this.
     pub(crate) state: AtomicU32,
     pub(crate) transformed: AtomicPtr<Transformed>,
-    /// The driver refused it on fewer SMs, or it did not end there.
+    /// The driver refused it on fewer SMs, or it did not end there, or its code asks for its SM.
     pub(crate) never_sm_limited: AtomicBool,
-    /// It is a closed library's, by its name or image.
-    pub(crate) is_vendor: AtomicBool,
+    /// Its image is a closed library's: see [`may_be_limited_unread`](crate::vendor::may_be_limited_unread).
+    pub(crate) may_be_limited_unread: AtomicBool,
 }
 
 pub(crate) static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
@@ -25,7 +25,7 @@ pub(crate) static KERNELS: [Kernel; KERNEL_SLOTS] = [const {
         state: AtomicU32::new(transform_state::UNKNOWN as u32),
         transformed: AtomicPtr::new(std::ptr::null_mut()),
         never_sm_limited: AtomicBool::new(false),
-        is_vendor: AtomicBool::new(false),
+        may_be_limited_unread: AtomicBool::new(false),
     }
 }; KERNEL_SLOTS];
 
@@ -125,7 +125,7 @@ pub(crate) fn reset() {
     for kernel in &KERNELS {
         kernel.state.store(0, SeqCst);
         kernel.never_sm_limited.store(false, SeqCst);
-        kernel.is_vendor.store(false, SeqCst);
+        kernel.may_be_limited_unread.store(false, SeqCst);
         kernel.transformed.store(std::ptr::null_mut(), SeqCst);
     }
 }

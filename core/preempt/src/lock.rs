@@ -88,10 +88,10 @@ impl Drop for Held<'_> {
 pub struct ArcHeld(Arc<Lock>);
 
 impl Lock {
-    /// Wait for it and take it, and keep it alive.
-    pub fn lock_arc(self: Arc<Self>) -> ArcHeld {
-        std::mem::forget(self.lock());
-        ArcHeld(self)
+    /// Wait for it at most so long, and keep it alive.
+    pub fn lock_arc_within(self: Arc<Self>, most: Duration) -> Option<ArcHeld> {
+        std::mem::forget(self.lock_within(most)?);
+        Some(ArcHeld(self))
     }
 }
 

@@ -39,6 +39,8 @@ enum Stage {
 struct Made {
     stage: Stage,
     refused: Vec<(String, TransformRefusal)>,
+    /// Kernels refused because their blocks may wait that read their SM's number, too.
+    read_sm: Vec<String>,
 }
 
 /// Images that were rewritten, by digest and whether block indices are offset.
@@ -84,10 +86,15 @@ fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, TransformRe
     let mut rewritten = disk_cache::rewrite(&bytes, arch, form, library.as_deref())?;
     // A kernel whose blocks may wait for each other is never transformed: a block that has run could wait for one that
     // was skipped. `may_wait` is found by `rewriter/src/cubin/sass.rs` and `rewriter/src/ptx/body.rs`.
-    let may_wait = rewritten.kernels.extract_if(.., |kernel| kernel.may_wait);
-    rewritten.refused.extend(may_wait.map(|kernel| (kernel.name, TransformRefusal::BlocksMayWait)));
+    let mut read_sm = Vec::new();
+    for kernel in rewritten.kernels.extract_if(.., |kernel| kernel.may_wait) {
+        if kernel.reads_sm {
+            read_sm.push(kernel.name.clone());
+        }
+        rewritten.refused.push((kernel.name, TransformRefusal::BlocksMayWait));
+    }
     let refused = std::mem::take(&mut rewritten.refused);
-    Ok(Made { stage: Stage::Rewritten(rewritten), refused })
+    Ok(Made { stage: Stage::Rewritten(rewritten), refused, read_sm })
 }
 
 /// Whether the process may have so much memory: under a limit on its address space, or strict accounting, an
@@ -103,6 +110,14 @@ fn has_room_for(bytes: usize) -> bool {
         let _ = munmap(at, bytes);
     }
     true
+}
+
+/// Whether a kernel that was refused because its blocks may wait reads its SM's number, too.
+pub(crate) fn reads_sm(job: &Job) -> bool {
+    IMAGES.with(|all| match all.get(&(job.image, false)) {
+        Some(Ok(made)) => made.read_sm.contains(&job.name),
+        _ => false,
+    })
 }
 
 /// A kernel's function in a module of ours.
@@ -132,7 +147,8 @@ fn function_of(job: &Job, form: KernelForm) -> Result<Function, TransformRefusal
             })?;
             let stage =
                 Stage::Loaded { module, context: job.context, is_ptx, kernels: kernels.clone() };
-            let made = Made { stage, refused: made.refused.clone() };
+            let (refused, read_sm) = (made.refused.clone(), made.read_sm.clone());
+            let made = Made { stage, refused, read_sm };
             IMAGES.with(|all| all.insert(key, Ok(made)));
             (module, is_ptx, kernels)
         }

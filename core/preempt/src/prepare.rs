@@ -63,9 +63,9 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) 
     }
 }
 
-/// Whether a kernel may be limited to some of the SMs: its blocks do not wait for one another, and do not
-/// ask where they run, as far as its code tells; of closed libraries' kernels, whose code is not
-/// looked at, their names.
+/// Whether a kernel may be limited to some of the SMs: its code was read, so that its blocks do not wait for one
+/// another and do not ask where they run. Closed libraries, by the library that holds the image, are the exception:
+/// their code is not read, or was found only to wait as most matrix products seem to.
 pub fn may_be_limited(index: usize, function: Ptr) -> bool {
     let Some(kernel) = KERNELS.get(index) else { return false };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));
@@ -80,17 +80,17 @@ pub fn may_be_limited(index: usize, function: Ptr) -> bool {
         transform_state::READY => {
             kernels::transformed(index).is_some_and(|transformed| !transformed.reads_sm)
         }
-        // A closed library's kernel may be SM-limited whether or not it can be transformed.
         transform_state::WHOLE_ONLY => {
             let of_any = [
                 TransformRefusal::VendorLibrary,
                 TransformRefusal::ImageGone,
                 TransformRefusal::BlocksMayWait,
             ];
-            kernel.is_vendor.load(Relaxed) && of_any.iter().any(|why| why.code() == detail)
+            let is_any = of_any.iter().any(|why| why.code() == detail);
+            is_any && kernel.may_be_limited_unread.load(Relaxed)
         }
-        // Its code is not looked at until it is to be transformed.
-        _ => kernel.is_vendor.load(Relaxed),
+        // Its code is going to be read.
+        _ => false,
     }
 }
 
@@ -115,19 +115,20 @@ fn look_at(index: usize, function: Ptr) {
 }
 
 fn verdict(index: usize, function: Ptr) -> Result<(), TransformRefusal> {
-    let library = host().library(host().image_of(index));
+    let image = host().image_of(index);
+    let (is_there, library) = (host().library(image).map(drop), host().library_name(image));
+    let library = library.as_deref();
     let name = driver().name_of(function as usize).ok_or(TransformRefusal::NoSuchKernel)?;
     let name = name.to_str().map_err(|_| TransformRefusal::NoSuchKernel)?;
     if let Some(why) = kernel_names::waits_by_name(name) {
         return Err(why);
     }
-    if vendor::is_vendor(name, library.as_ref().ok().and_then(Option::as_deref)) {
-        KERNELS[index].is_vendor.store(true, Relaxed);
-        if !takes_vendor() {
-            return Err(TransformRefusal::VendorLibrary);
-        }
+    let may_be_limited_unread = library.is_some_and(vendor::may_be_limited_unread);
+    KERNELS[index].may_be_limited_unread.store(may_be_limited_unread, Relaxed);
+    if vendor::is_vendor(name, library) && !takes_vendor() {
+        return Err(TransformRefusal::VendorLibrary);
     }
-    library.map(drop)
+    is_there
 }
 
 static GATE_ASKED: AtomicBool = AtomicBool::new(false);

@@ -125,6 +125,9 @@ fn form(job: &Job) -> bool {
         Err(Failed::Unloaded) => kernels::preparable(job.index),
         Err(Failed::For(why)) => {
             log!("kernel {} is run whole: {why}", job.index);
+            if why == TransformRefusal::BlocksMayWait && making::reads_sm(job) {
+                kernels::refuse_sm_limit(job.index);
+            }
             kernels::refuse(job.index, why);
         }
         Ok(transformed) => making::prepared(job.index, transformed),

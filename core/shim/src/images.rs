@@ -282,6 +282,11 @@ pub fn library(digest: u128) -> Result<Option<String>, TransformRefusal> {
     })
 }
 
+/// The same, whether or not the bytes are at hand.
+pub fn library_name(digest: u128) -> Option<String> {
+    IMAGES.with(|images| images.by_digest.get(&digest)?.library.clone())
+}
+
 /// The very bytes that were loaded.
 ///
 /// # Errors

@@ -60,6 +60,10 @@ impl Host for Shim {
         images::library(image)
     }
 
+    fn library_name(&self, image: u128) -> Option<String> {
+        images::library_name(image)
+    }
+
     fn image_bytes(&self, image: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
         images::bytes(image)
     }

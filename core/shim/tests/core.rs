@@ -399,3 +399,98 @@ fn only_best_effort_clients_keep_copies_of_graphs() {
         p.ends_well();
     }
 }
+
+fn signal(p: &common::Program, number: i32) {
+    // SAFETY: sends a signal to a child that lives.
+    assert_eq!(unsafe { libc::kill(p.pid() as libc::pid_t, number) }, 0);
+}
+
+/// Until a thread that is in a held launch waits for its answer.
+const HELD: Duration = Duration::from_millis(100);
+
+/// Serves launches, on any stream, until the program answers; returns how many there were.
+fn serve_until_answered(p: &mut common::Program, client: &mut common::Client) -> usize {
+    let mut served = 0;
+    std::thread::scope(|scope| {
+        let answered = scope.spawn(|| p.answer());
+        while !answered.is_finished() {
+            served += usize::from(client.poll().is_some());
+            client.grant();
+            client.beat_for(Duration::from_millis(1));
+        }
+        assert_eq!(answered.join().unwrap(), "0");
+    });
+    served
+}
+
+#[test]
+fn a_jump_out_of_a_held_launch_leaves_the_stream_to_its_thread_and_others() {
+    let core = Core::new();
+    let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    p.ok(&["stream 1"]);
+    // Stream 0 is used again by the thread that jumped, stream 1 by another one.
+    for stream in [0, 1] {
+        p.tell(&format!("jump {stream}"));
+        let left = client.take();
+        client.beat_for(HELD);
+        signal(&p, libc::SIGUSR1);
+        assert_eq!(p.answer(), "jumped");
+        assert!(!client.done(&left), "nothing was launched");
+    }
+    assert_eq!(p.driver("fake_launched"), 0);
+    for line in ["launch 0 3", "threads 1 3"] {
+        p.tell(line);
+        assert_eq!(serve_until_answered(&mut p, &mut client), 3, "{line}");
+    }
+    assert_eq!((p.driver("fake_ran"), p.driver("fake_disorder")), (6, 0));
+    let done = |stream: usize| client.region.completions[stream].done.load(SeqCst);
+    eventually("all are done", || (0..2).all(|stream| done(stream) == 3));
+    p.ends_well();
+}
+
+#[test]
+fn a_thread_that_is_cancelled_in_a_held_launch_leaves_the_stream_to_others() {
+    let core = Core::new();
+    let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    p.ok(&["begin 0"]);
+    let left = client.take();
+    client.beat_for(HELD);
+    assert_eq!(p.ask("cancel 0"), "cancelled");
+    assert!(!client.done(&left));
+    p.tell("launch 0 3");
+    assert_eq!(serve_until_answered(&mut p, &mut client), 3);
+    assert_eq!((p.driver("fake_ran"), p.driver("fake_disorder")), (3, 0));
+    p.ends_well();
+}
+
+#[test]
+fn a_handler_that_launches_within_a_held_launch_passes_and_the_held_one_follows() {
+    let core = Core::new();
+    let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    p.ok(&["stream 1", "handler 0"]);
+    p.tell("launch 0");
+    let held = client.take();
+    client.beat_for(HELD);
+    signal(&p, libc::SIGUSR2);
+    let launches = || client.region.counters.launches();
+    eventually("the handler's launch", || launches() == 1);
+    client.beat_for(HELD);
+    assert!(!client.done(&held), "the other one is held still");
+    client.grant();
+    assert_eq!(p.answer(), "0");
+    p.ok(&["handled"]);
+    assert_eq!(p.driver("fake_ran"), 2);
+    eventually("both are done", || client.region.completions[0].done.load(SeqCst) == 2);
+    // In another stream it asks as any launch does.
+    p.ok(&["handler 1"]);
+    p.tell("launch 0");
+    client.take();
+    client.beat_for(HELD);
+    signal(&p, libc::SIGUSR2);
+    assert_eq!(client.take().stream, 1, "the handler's");
+    client.grant();
+    assert_eq!(p.answer(), "0");
+    p.ok(&["handled"]);
+    assert_eq!(p.driver("fake_ran"), 4);
+    p.ends_well();
+}

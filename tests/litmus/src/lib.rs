@@ -14,5 +14,6 @@ pub mod named;
 pub mod pairs;
 mod print;
 pub mod program;
+mod region;
 pub mod run;
 pub mod scenarios;

@@ -1,8 +1,10 @@
 //! Pairs of images that are hard to tell apart: the same kernel names and length, one byte
 //! different. Both are loaded and launched; each must compute its own values, in whatever form its
-//! launches run.
+//! launches run. Under Tally the launches of each image go on until one was transformed, for [`FORM_WAIT_MAX`] at
+//! most, and a pair counts as transformed if both its images had such a launch.
 
-use crate::cu::{Failed, Handle};
+use crate::cu::{Done, Failed, Handle};
+use crate::region;
 use crate::run::Machine;
 use fastrand::Rng;
 use serde_json::json;
@@ -14,9 +16,13 @@ use tally_rewriter::fatbin;
 
 /// Pairs whose images are loaded at one time.
 const GROUP: usize = 16;
-/// Launches of each image, and the pause between two rounds, in which transformed forms are made.
+/// Launches of each image together with the others, and the pause between two rounds, in which transformed forms are
+/// made.
 const ROUNDS: u32 = 7;
 const PAUSE: Duration = Duration::from_millis(3);
+/// How long the images of a group are launched one by one until each was transformed. A form takes some ms; policies
+/// that choose at random may choose others first, and a context is not always idle.
+const FORM_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Blocks of a launch, and words that each writes to.
 const BLOCKS: u32 = 24;
 const WORDS: u32 = BLOCKS + 1;
@@ -175,6 +181,46 @@ struct Loaded<'a> {
     library: Handle,
     function: Handle,
     words: u64,
+    /// Its index in the shim's table, where there is a shim.
+    kernel: Option<u32>,
+}
+
+impl Loaded<'_> {
+    fn launch(&self, machine: &Machine, stream: Handle) -> Done {
+        let params = [std::ptr::from_ref(&self.words).cast_mut().cast()];
+        let (launch, none) = (machine.cuda, std::ptr::null());
+        // SAFETY: a function and a stream of ours, and its one argument.
+        unsafe {
+            launch.cuLaunchKernel(
+                false,
+                self.function,
+                BLOCKS,
+                1,
+                1,
+                32,
+                1,
+                1,
+                0,
+                stream,
+                params.as_ptr(),
+                none,
+            )
+        }
+    }
+
+    /// Launches it by itself, and says whether its values are wrong.
+    fn check_alone(&self, machine: &Machine, stream: Handle) -> Result<Option<String>, Failed> {
+        let cuda = machine.cuda;
+        let mut got = vec![0_u32; WORDS as usize];
+        // SAFETY: memory and a stream of ours; both sides of the copy have that many bytes.
+        unsafe {
+            cuda.cuMemsetD32Async(false, self.words, 0, WORDS as usize, stream)?;
+            self.launch(machine, stream)?;
+            cuda.cuStreamSynchronize(false, stream)?;
+            cuda.cuMemcpyDtoH_v2(got.as_mut_ptr().cast(), self.words, 4 * WORDS as usize)?;
+        }
+        Ok((got != self.image.values()).then(|| format!("alone: {:?} ...", &got[..4])))
+    }
 }
 
 /// Where images of [`Way::Static`] lie: all of a process at one place.
@@ -186,13 +232,15 @@ static STATIC: Mutex<[u8; IMAGE_BYTES_MAX]> = Mutex::new([0; IMAGE_BYTES_MAX]);
 /// If a call fails.
 pub fn serve(machine: &Machine, seed: u64, count: u64, until: Instant) -> Result<bool, Failed> {
     println!("{}", json!({"ready": true}));
-    let (mut done, mut wrong, mut first) = (0, 0, None);
+    let (mut done, mut wrong, mut transformed, mut first) = (0, 0, 0, None);
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     let mut at = seed;
     while at < seed + count && Instant::now() < until {
         let seeds: Vec<u64> = (at..seed + count).take(GROUP).collect();
         let pairs: Vec<Pair> = seeds.iter().map(|&seed| pair(seed)).collect();
-        for (pair, why) in group(machine, &pairs)? {
+        let (found, forms) = group(machine, &pairs)?;
+        transformed += forms;
+        for (pair, why) in found {
             wrong += 1;
             let Pair { difference, way, images } = &pairs[pair];
             let kind = format!("{difference:?} by {way:?}");
@@ -205,12 +253,15 @@ pub fn serve(machine: &Machine, seed: u64, count: u64, until: Instant) -> Result
         at += seeds.len() as u64;
         done += seeds.len() as u64;
     }
-    println!("{}", json!({"pairs": done, "wrong": wrong, "first": first, "kinds": kinds}));
+    println!(
+        "{}",
+        json!({"pairs": done, "wrong": wrong, "transformed": transformed, "first": first, "kinds": kinds})
+    );
     Ok(wrong == 0)
 }
 
-/// The pairs that were wrong, and how.
-fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Failed> {
+/// The pairs that were wrong, and how; and how many were transformed.
+fn group(machine: &Machine, pairs: &[Pair]) -> Result<(Vec<(usize, String)>, u64), Failed> {
     let cuda = machine.cuda;
     let mut stream = 0;
     let bytes = 4 * WORDS as usize * 2 * pairs.len();
@@ -224,7 +275,8 @@ fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Fail
     for (p, pair) in pairs.iter().enumerate() {
         for (i, image) in pair.images.iter().enumerate() {
             let words = words + u64::from(4 * WORDS) * (2 * p + i) as u64;
-            all.push((p, load(machine, image, pair.way, words)?));
+            let kernel = region::of_shim().map(region::kernels);
+            all.push((p, Loaded { kernel, ..load(machine, image, pair.way, words)? }));
         }
     }
     let mut found: Vec<(usize, String)> = Vec::new();
@@ -232,25 +284,7 @@ fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Fail
         // SAFETY: all of the memory, and a stream, of ours.
         unsafe { cuda.cuMemsetD32Async(false, words, 0, bytes / 4, stream) }?;
         for (_, loaded) in &all {
-            let params = [std::ptr::from_ref(&loaded.words).cast_mut().cast()];
-            let none = std::ptr::null();
-            // SAFETY: a function and a stream of ours, and its one argument.
-            unsafe {
-                cuda.cuLaunchKernel(
-                    false,
-                    loaded.function,
-                    BLOCKS,
-                    1,
-                    1,
-                    32,
-                    1,
-                    1,
-                    0,
-                    stream,
-                    params.as_ptr(),
-                    none,
-                )
-            }?;
+            loaded.launch(machine, stream)?;
         }
         let mut got = vec![0_u32; bytes / 4];
         // SAFETY: a stream of ours; both sides of the copy have that many bytes.
@@ -265,6 +299,32 @@ fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Fail
         }
         std::thread::sleep(PAUSE);
     }
+    let mut waiting: Vec<&(usize, Loaded<'_>)> = all.iter().collect();
+    if let Some(region) = region::of_shim() {
+        let until = Instant::now() + FORM_WAIT_MAX;
+        let is_refused = |(_, loaded): &(usize, Loaded<'_>)| {
+            loaded.kernel.is_some_and(|kernel| region::is_refused(region, kernel))
+        };
+        while !waiting.iter().all(|one| is_refused(one)) && Instant::now() < until {
+            let mut left = Vec::new();
+            for one in waiting {
+                let before = region::transformed(region);
+                let (pair, loaded) = one;
+                if let Some(why) = loaded.check_alone(machine, stream)?
+                    && found.iter().all(|(other, _)| other != pair)
+                {
+                    found.push((*pair, why));
+                }
+                if region::transformed(region) == before {
+                    left.push(one);
+                }
+            }
+            waiting = left;
+            std::thread::sleep(PAUSE);
+        }
+    }
+    let is_whole = |pair: &usize| waiting.iter().any(|(other, _)| other == pair);
+    let transformed = (0..pairs.len()).filter(|pair| !is_whole(pair)).count() as u64;
     for (_, loaded) in &all {
         // SAFETY: ours, not used again, here and below.
         unsafe {
@@ -280,7 +340,7 @@ fn group(machine: &Machine, pairs: &[Pair]) -> Result<Vec<(usize, String)>, Fail
         cuda.cuMemFree_v2(words)?;
         cuda.cuStreamDestroy_v2(stream)?;
     }
-    Ok(found)
+    Ok((found, transformed))
 }
 
 fn load<'a>(
@@ -290,7 +350,7 @@ fn load<'a>(
     words: u64,
 ) -> Result<Loaded<'a>, Failed> {
     let cuda = machine.cuda;
-    let mut loaded = Loaded { image, module: 0, library: 0, function: 0, words };
+    let mut loaded = Loaded { image, module: 0, library: 0, function: 0, words, kernel: None };
     let bytes = [image.text.as_bytes(), &[0]].concat();
     let name = CString::new(image.kernel).unwrap_or_default();
     let name = name.as_ptr().cast();

@@ -284,23 +284,28 @@ impl Client {
 
     /// Submit a launch on stream 0 and return its ticket and completion value.
     pub fn submit(&mut self) -> (u64, u32) {
-        self.submit_grid(1_024)
+        self.submit_kernel(0)
+    }
+
+    /// The same of another kernel of its table.
+    pub fn submit_kernel(&mut self, kernel: u32) -> (u64, u32) {
+        self.submit_grid(kernel, 1_024)
     }
 
     /// Launch kernel 0 with a grid of so many blocks, and say that it ended but not how long it took.
     pub fn launch_unmeasured(&mut self, blocks: u32) {
-        let (ticket, completion) = self.submit_grid(blocks);
+        let (ticket, completion) = self.submit_grid(0, blocks);
         if !self.leased {
             self.wait(ticket);
         }
         self.region.completions[0].done.store(completion, SeqCst);
     }
 
-    fn submit_grid(&mut self, blocks: u32) -> (u64, u32) {
+    fn submit_grid(&mut self, kernel: u32, blocks: u32) -> (u64, u32) {
         let ticket = ring::take_ticket(&self.region);
         self.completion = self.completion.wrapping_add(1);
         let mut request = Request {
-            kernel: 0,
+            kernel,
             flags: 0,
             grid: [blocks, 1, 1],
             block: [256, 1, 1],

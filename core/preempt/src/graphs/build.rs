@@ -87,14 +87,17 @@ struct Survey {
     /// Kernels of each node: more than one for a child graph.
     kernels: Vec<u32>,
     edges: Vec<(usize, usize)>,
+    /// What its kernels' nodes launch, those of child graphs included.
+    functions: HashSet<usize>,
 }
 
 impl Survey {
     /// Reads a graph that is launched in `context`.
     fn of(graph: Ptr, context: usize) -> Result<Self, Reason> {
         let nodes = nodes_of(graph)?;
-        let kernels =
-            nodes.iter().map(|n| kernels_of(*n, 0, context)).collect::<Result<Vec<_>, Reason>>()?;
+        let mut functions = HashSet::new();
+        let kernels = nodes.iter().map(|n| kernels_of(*n, 0, context, &mut functions));
+        let kernels = kernels.collect::<Result<Vec<_>, Reason>>()?;
         if kernels.iter().filter(|k| **k > 0).count() < 2 {
             return Err(Reason::OneKernel);
         }
@@ -104,7 +107,7 @@ impl Survey {
             Ok((at(from)?, at(to)?))
         });
         let edges = edges.collect::<Result<_, Reason>>()?;
-        Ok(Survey { nodes, kernels, edges })
+        Ok(Survey { nodes, kernels, edges, functions })
     }
 }
 
@@ -159,7 +162,12 @@ fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr)>, Reason> {
 }
 
 /// A node's kernels, or why a graph with it is never divided.
-fn kernels_of(node: Ptr, depth: usize, context: usize) -> Result<u32, Reason> {
+fn kernels_of(
+    node: Ptr,
+    depth: usize,
+    context: usize,
+    functions: &mut HashSet<usize>,
+) -> Result<u32, Reason> {
     let d = driver();
     let f = d.node_type.ok_or(Reason::Missing("cuGraphNodeGetType"))?;
     let mut kind = -1;
@@ -168,7 +176,10 @@ fn kernels_of(node: Ptr, depth: usize, context: usize) -> Result<u32, Reason> {
     match kind {
         NODE_KERNEL => match attribute(node, LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE) {
             Some(value) if value[0] as u32 != 0 => Err(Reason::DeviceUpdatable),
-            _ => solo::speaks_against(node, context).map_or(Ok(1), Err),
+            _ => {
+                functions.insert(solo::function_of(node, context)?);
+                Ok(1)
+            }
         },
         NODE_COPY | NODE_FILL | NODE_HOST | NODE_EMPTY => Ok(0),
         NODE_GRAPH => {
@@ -179,8 +190,7 @@ fn kernels_of(node: Ptr, depth: usize, context: usize) -> Result<u32, Reason> {
                 return Err(Reason::ChildGraph);
             }
             let kernels = nodes_of(child)?;
-            let kernels = kernels.into_iter().map(|n| kernels_of(n, depth + 1, context));
-            kernels.sum()
+            kernels.into_iter().map(|n| kernels_of(n, depth + 1, context, functions)).sum()
         }
         NODE_WAIT_EVENT | NODE_RECORD_EVENT => Err(Reason::Events),
         NODE_SEMAPHORE_SIGNAL | NODE_SEMAPHORE_WAIT => Err(Reason::Semaphores),
@@ -224,6 +234,8 @@ pub struct GraphCopy {
     flags: u64,
     /// Nodes whose kernels could be launched by themselves.
     solo: Vec<solo::Node>,
+    /// What its kernels' nodes launch.
+    functions: HashSet<usize>,
     /// Destroyed unless its context was.
     graph: ManuallyDrop<Graph>,
 }
@@ -258,7 +270,8 @@ impl GraphCopy {
         let solo = kernels.filter_map(|(node, _)| solo::Node::of(*node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
-        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, graph: ManuallyDrop::new(copy) })
+        let (functions, graph) = (survey.functions, ManuallyDrop::new(copy));
+        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, functions, graph })
     }
 
     /// What can be said of a size of parts without looking at the graph.
@@ -268,6 +281,11 @@ impl GraphCopy {
     pub fn could_be_divided(&self, kernels_per_part: u32) -> Result<(), Reason> {
         let parts = self.kernel_nodes.div_ceil(kernels_per_part.max(1)) as usize;
         allowed(parts, 0)
+    }
+
+    /// Whether it has become known that one of its kernels waits.
+    pub fn waits(&self) -> bool {
+        self.functions.iter().any(|function| solo::waits(*function))
     }
 
     /// Nodes whose kernels are to be launched by themselves, of those that can be divided now.
@@ -290,7 +308,7 @@ impl GraphCopy {
     }
 
     fn split(&self, kernels_per_part: u32, ready: &Ready, solo: &[usize]) -> Result<Parts, Reason> {
-        let Survey { nodes, kernels, edges } = Survey::of(self.graph.0, self.home.context())?;
+        let Survey { nodes, kernels, edges, .. } = Survey::of(self.graph.0, self.home.context())?;
         let solo = self.solo.iter().filter(|node| solo.contains(&node.handle));
         let solo = solo.filter_map(|node| Some((node.handle, Solo::of(node, ready)?)));
         let mut solo: HashMap<usize, Solo> = solo.collect();

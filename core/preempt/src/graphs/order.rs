@@ -12,7 +12,9 @@
 //!
 //! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was
 //! issued), whole launches and those of ungated clients included. From one call to the other no other thread
-//! launches that exec.
+//! launches that exec: its lock is held in the driver. CUDA lets only one thread at a time launch an exec; one that
+//! does not keep to that waits for the other at most [`WHOLE_WAIT_MAX`]. Then both launches are the driver's to order,
+//! and the exec is launched whole for good.
 
 use super::TABLE;
 use super::reason::Reason;
@@ -21,6 +23,12 @@ use crate::host::host;
 use crate::lock::ArcHeld;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// How long a whole launch waits for another launch of its exec.
+const WHOLE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The same for a launch in parts, while other threads' calls wait for it.
+const PARTS_WAIT_MAX: Duration = Duration::from_millis(2);
 
 /// Streams destroyed so far: a handle may be another stream's since.
 static DESTROYED: AtomicU64 = AtomicU64::new(0);
@@ -83,7 +91,7 @@ pub struct Launching {
     stream: usize,
     /// Whether this launch may be made in parts.
     pub may_be_in_parts: bool,
-    /// `None`: the exec is not kept.
+    /// `None`: the exec is not kept, or another thread did not leave the driver with it.
     held: Option<ArcHeld>,
 }
 
@@ -96,7 +104,14 @@ pub fn begin(exec: Ptr, stream: usize, in_parts: bool) -> Launching {
     }
     let lock = TABLE.with(|table| Some(table.records.get(&exec)?.launching.clone()));
     let Some(lock) = lock else { return launching };
-    launching.held = Some(lock.lock_arc());
+    launching.held = lock.lock_arc_within(if in_parts { PARTS_WAIT_MAX } else { WHOLE_WAIT_MAX });
+    if launching.held.is_none() {
+        if !in_parts {
+            // Where it was launched last is not known any more.
+            let _old = TABLE.with(|table| table.spoil(exec, Reason::Contended));
+        }
+        return launching;
+    }
     let identity = identity(stream);
     let found = TABLE.with(|table| {
         let record = table.records.get(&exec)?;
@@ -139,6 +154,28 @@ impl Launching {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graphs::reason::GraphState;
+    use std::time::Instant;
+
+    #[test]
+    fn nobody_waits_for_ever_for_another_launch_of_the_exec() {
+        let exec = std::ptr::without_provenance_mut(0x7e57);
+        drop(TABLE.with(|table| table.insert(exec as usize, Err(Reason::OnePart))));
+        let state = || super::super::state(exec);
+        let other = begin(exec, 16, false);
+        assert!(other.held.is_some());
+        let start = Instant::now();
+        let parts = begin(exec, 32, true);
+        assert!(parts.held.is_none() && !parts.may_be_in_parts, "it is launched whole");
+        assert_eq!(state(), GraphState::Whole(Reason::OnePart));
+        let whole = begin(exec, 32, false);
+        assert!(whole.held.is_none() && start.elapsed() >= WHOLE_WAIT_MAX);
+        assert_eq!(state(), GraphState::Whole(Reason::Contended), "for good");
+        whole.end(false);
+        other.end(false);
+        assert!(begin(exec, 16, false).held.is_some(), "it is free again");
+        drop(TABLE.with(|table| table.remove(exec as usize)));
+    }
 
     #[test]
     fn only_another_stream_needs_more_than_the_stream_s_own_order() {

@@ -39,10 +39,12 @@ pub enum Reason {
     DeviceLaunch,
     /// It has kernels of several contexts.
     SeveralContexts,
-    /// A kernel of it waits for others, or for other GPUs, by its name.
+    /// A kernel of it waits for others, or for other GPUs, by its name or as was seen.
     Waits,
     /// It was changed after its instantiation.
     Changed,
+    /// Two threads launched it at one time, and one did not come back from the driver.
+    Contended,
     /// The driver does not copy it.
     CloneRefused(CuResult),
     /// A copy did not have its original's attributes.
@@ -91,8 +93,9 @@ impl fmt::Display for Reason {
             Reason::DeviceUpdatable => "its kernel nodes may be changed from the device",
             Reason::DeviceLaunch => "it may be launched from the device",
             Reason::SeveralContexts => "it has kernels of several contexts",
-            Reason::Waits => "a kernel of it waits for others by its name",
+            Reason::Waits => "a kernel of it waits for others, by its name or as was seen",
             Reason::Changed => "it was changed after its instantiation",
+            Reason::Contended => "two threads launched it at one time",
             Reason::CloneRefused(error) => {
                 return write!(f, "the driver does not copy it (error {error})");
             }

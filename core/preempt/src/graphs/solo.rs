@@ -17,11 +17,14 @@ use crate::cuda::{
     LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS, driver,
 };
 use crate::form::{self, Way};
+use crate::host::host;
 use crate::issue;
-use crate::kernels::{self, Ready};
+use crate::kernels::{self, KERNELS, Ready};
 use crate::launch::KernelArguments;
 use std::cmp::Reverse;
-use tally_rewriter::names as kernel_names;
+use std::sync::atomic::Ordering::Acquire;
+use tally_ipc::layout::transform_state;
+use tally_rewriter::{TransformRefusal, names as kernel_names};
 
 /// Kernels of one chain that are launched by themselves, at most: the longest.
 pub const SOLO_MAX: usize = 16;
@@ -68,17 +71,37 @@ pub(crate) fn attribute(node: Ptr, which: i32) -> Option<[u64; 8]> {
     (result == Some(SUCCESS)).then_some(value)
 }
 
-/// What speaks against launching a graph with this kernel node in parts: it may wait for other kernels, or for
-/// other GPUs, or belongs to another context than the graph is launched in.
-pub(crate) fn speaks_against(node: Ptr, context: usize) -> Option<Reason> {
-    let Some(params) = read(node) else {
-        return Some(Reason::Missing("cuGraphKernelNodeGetParams"));
-    };
+/// What a kernel node launches; or what speaks against launching a graph with it in parts: it waits for other kernels,
+/// or for other GPUs, or belongs to another context than the graph is launched in.
+pub(crate) fn function_of(node: Ptr, context: usize) -> Result<usize, Reason> {
+    let params = read(node).ok_or(Reason::Missing("cuGraphKernelNodeGetParams"))?;
     if !params.context.is_null() && params.context as usize != context {
-        return Some(Reason::SeveralContexts);
+        return Err(Reason::SeveralContexts);
     }
-    let name = driver().name_of(launched(&params) as usize)?;
-    kernel_names::waits_by_name(name.to_str().ok()?).map(|_| Reason::Waits)
+    let function = launched(&params) as usize;
+    let name = driver().name_of(function).and_then(|name| name.to_str().ok());
+    if name.is_some_and(|name| kernel_names::waits_by_name(name).is_some()) || waits(function) {
+        return Err(Reason::Waits);
+    }
+    Ok(function)
+}
+
+/// Whether it is known of a kernel that it waits, besides by its name.
+///
+/// [`BlocksMayWait`](TransformRefusal::BlocksMayWait) is not enough: a kernel in a part runs all of its blocks, and
+/// whatever else it could wait for in its graph is done before the part or is in it.
+pub(crate) fn waits(function: usize) -> bool {
+    const KNOWN: [TransformRefusal; 5] = [
+        TransformRefusal::GridSync,
+        TransformRefusal::BlocksWaitByName,
+        TransformRefusal::Communication,
+        TransformRefusal::BlocksWaited,
+        TransformRefusal::StuckLimited,
+    ];
+    let kernel = host().kernel_of(function).and_then(|index| KERNELS.get(index as usize));
+    let (state, detail) =
+        transform_state::unpack(kernel.map_or(0, |kernel| kernel.state.load(Acquire)));
+    state == transform_state::WHOLE_ONLY && KNOWN.iter().any(|why| why.code() == detail)
 }
 
 /// What is launched, a function or a kernel that belongs to no context.

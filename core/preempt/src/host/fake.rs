@@ -59,6 +59,9 @@ impl Host for Fake {
         let is_loaded = IMAGES.with(|all| all.contains(&image));
         if is_loaded { Ok(None) } else { Err(TransformRefusal::ImageGone) }
     }
+    fn library_name(&self, _: u128) -> Option<String> {
+        None
+    }
     fn image_bytes(&self, _: u128) -> Result<Arc<Vec<u8>>, TransformRefusal> {
         Err(TransformRefusal::ImageGone)
     }

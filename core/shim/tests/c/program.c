@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,6 +69,13 @@ static int per_thread;
 static void *worker(void *v) {
   intptr_t s = (intptr_t)v; for (int i = 0; i < per_thread; i++) { if (launch(s)) return (void *)1; if (i % 7 == 0) cu.cuStreamSynchronize(stream[s]); } 
   cu.cuStreamSynchronize(stream[s]); return 0; }
+// SIGUSR1 leaves a launch by a jump; SIGUSR2 launches into a stream within it.
+static sigjmp_buf away; static int handled, handler_stream; static R handler_result;
+static void jump(int n) { (void)n; siglongjmp(away, 1); }
+static void launch_within(int n) { (void)n; handler_result = launch(handler_stream); handled = 1; }
+static void on(int n, void (*f)(int)) { struct sigaction s = {.sa_handler = f}; sigaction(n, &s, 0); }
+static pthread_t cancelled;
+static void *launcher(void *v) { pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, 0); return (void *)(intptr_t)launch((intptr_t)v); }
 static int own(void *p) { Dl_info i; return dladdr(p, &i) && strstr(i.dli_fname, "libtally_shim") != 0; }
 int main(void) {
   char line[256], word[32], name[128]; int a, b;
@@ -81,6 +90,12 @@ int main(void) {
     else if (IS("stream")) printf("%d\n", cu.cuStreamCreate(&stream[a], 0));
     else if (IS("destroy")) { printf("%d\n", cu.cuStreamDestroy_v2(stream[a])); stream[a] = 0; next[a] = 0; }
     else if (IS("launch")) { int r = 0, bad = 0; for (int i = 0; i < (b ? b : 1); i++) { r = launch(a); bad = bad ? bad : r; } printf("%d\n", bad); }
+    else if (IS("jump")) { on(SIGUSR1, jump); if (sigsetjmp(away, 1)) { next[a]--; printf("jumped\n"); } else printf("%d\n", launch(a)); }
+    else if (IS("handler")) { handler_stream = a; handled = 0; on(SIGUSR2, launch_within); printf("0\n"); }
+    else if (IS("handled")) printf("%d\n", handled ? handler_result : -1);
+    else if (IS("begin")) printf("%d\n", pthread_create(&cancelled, 0, launcher, (void *)(intptr_t)a));
+    else if (IS("cancel")) { void *r = 0; R e = pthread_cancel(cancelled) | pthread_join(cancelled, &r); next[a] -= r == PTHREAD_CANCELED; 
+      printf("%s\n", e ? "error" : r == PTHREAD_CANCELED ? "cancelled" : "returned"); }
     else if (IS("ex")) { struct { P g[3], b[3], sh; void *s; void *attrs; P n; } c = {{4, 2, 1}, {128, 1, 1}, 0, stream[a], 0, 0}; 
       struct { int id, pad; P v[16]; } at = {4, 0, {2, 1, 1}}; c.attrs = &at; c.n = 1; printf("%d\n", cu.cuLaunchKernelEx(&c, fun, 0, 0)); }
     else if (IS("coop")) printf("%d\n", cu.cuLaunchCooperativeKernel(fun, 4, 2, 1, 128, 1, 1, 0, stream[a], 0));

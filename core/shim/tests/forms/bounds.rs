@@ -2,7 +2,7 @@
 
 use crate::common::{PATIENCE, eventually};
 use crate::forms::until_limited;
-use crate::governor::Governor;
+use crate::governor::{Governor, SMS};
 use crate::program::{Device, ask, ok, say, wait_for};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
@@ -137,6 +137,57 @@ fn a_launch_in_a_stream_with_attributes_is_never_limited() {
                 all.any(|r| (r.grid[1] > 1) == is_hinted && r.flags & CAN_LIMIT != 0)
             };
             assert_eq!([is_offered(false), is_offered(true)], [true, false]);
+        },
+    );
+}
+
+/// On the software device blocks of streams of higher priority are dispatched first.
+#[test]
+fn a_limited_launch_has_the_priority_of_its_stream() {
+    const ROUNDS_MAX: u32 = 100;
+    both(
+        a_limited_launch_has_the_priority_of_its_stream,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            let crowd = crowd(device);
+            let [low, high] = [0, -1].map(|priority| device.stream_of_priority(priority));
+            let [long, short] = [(); 2].map(|()| device.cells(crowd));
+            device.warm_up();
+            let begun = || device.read(long.counts, crowd as usize).iter().sum::<u32>();
+            for round in 0.. {
+                device.step(&long, [crowd, 1, 1], low, 1, 10_000);
+                while begun() == round * crowd {
+                    std::thread::yield_now();
+                }
+                device.step(&short, [crowd, 1, 1], high, 1, 0);
+                device.sync(high);
+                // What of the long one was not begun when the short one, launched behind it, had ended.
+                let left = (round + 1) * crowd - begun();
+                device.sync(low);
+                if ask(&left.to_string()) == "end" {
+                    break;
+                }
+            }
+        },
+        |core| {
+            core.warm_up("step");
+            core.answer(Answer::SmLimited(u32::MAX));
+            let (mut limited, mut round) = (0, 0);
+            loop {
+                round += 1;
+                assert!(round < ROUNDS_MAX, "it was never dispatched first");
+                let left: u32 = core.hear().parse().unwrap();
+                let before =
+                    std::mem::replace(&mut limited, core.counters().sm_limited.load(SeqCst));
+                // Without a priority only those that run, one on each SM, are not over.
+                let is_first = limited == before + 2 && left > 4 * SMS;
+                core.say(if is_first { "end" } else { "again" });
+                if is_first {
+                    break;
+                }
+            }
+            core.ends(0);
         },
     );
 }

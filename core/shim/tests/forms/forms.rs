@@ -305,72 +305,121 @@ pub fn until_limited(core: &mut crate::governor::Governor, question: &str) {
     core.answer(Answer::Whole);
 }
 
-/// A kernel whose blocks may wait for one another, as far as its code tells.
-fn one_that_may_wait(name: &str) -> String {
-    format!(
-        ".version 7.0
-.target sm_70
-.address_size 64
-.visible .entry {name}(.param .u64 p_out) {{
-    .reg .b32 %r<2>;
+/// Kernels whose blocks may wait for one another, as far as their code tells, and ask for a special register.
+fn that_may_wait(kernels: &[(&str, &str)]) -> String {
+    let mut text = String::from(".version 7.0\n.target sm_70\n.address_size 64\n");
+    for (name, register) in kernels {
+        text += &format!(
+            ".visible .entry {name}(.param .u64 p_out) {{
+    .reg .b32 %r<3>;
     .reg .b64 %rd<2>;
     ld.param.u64 %rd1, [p_out];
     ld.volatile.global.u32 %r1, [%rd1];
+    mov.u32 %r2, %{register};
+    st.global.u32 [%rd1+4], %r2;
     ret;
 }}
 "
-    )
+        );
+    }
+    text
 }
 
-#[test]
-fn of_kernels_that_may_wait_only_closed_libraries_are_limited() {
-    const NAMES: [&str; 2] = ["gemv_of_a_library", "of_the_program"];
-    let rewrite =
-        RewriteSettings { vendor_libraries: true, reserve_sms: vec![1], ..welcome().rewrite };
+/// Kernels of a library, and of the program, by names that say little of where they are from.
+const OF_LIBRARY: [(&str, &str); 2] = [("gemv_of_a_library", "tid.x"), ("gemv_that_asks", "smid")];
+const OF_PROGRAM: [(&str, &str); 3] =
+    [("gemv_of_the_program", "tid.x"), ("dot_kernel", "tid.x"), ("cublas_mine", "tid.x")];
+
+/// Kernels of a closed library and of the program that may wait: which are SM-limited, once `refused` says
+/// that each has been refused for its reason.
+fn limited_although_they_may_wait<T>(
+    test: T,
+    reads_closed: bool,
+    refused: impl Fn(&str) -> TransformRefusal,
+) -> Option<Vec<String>> {
+    let rewrite = RewriteSettings {
+        vendor_libraries: reads_closed,
+        reserve_sms: vec![1],
+        ..welcome().rewrite
+    };
     let welcome = Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() };
+    let names = || OF_LIBRARY.iter().chain(&OF_PROGRAM).map(|(name, _)| *name);
+    let mut found = None;
     both(
-        of_kernels_that_may_wait_only_closed_libraries_are_limited,
+        test,
         &welcome,
         |device| {
             device.primary_context();
-            let out = device.memory(1);
-            let kernels =
-                NAMES.map(|name| device.function_of(device.load(&one_that_may_wait(name)), name));
-            let launch = || {
-                for kernel in kernels {
-                    ok(device.launch(kernel, [CROWD, 1, 1], 1, null_mut(), &[out]));
-                }
-                device.sync(null_mut());
+            let out = device.memory(2);
+            let of_library = device.load_in_library(&that_may_wait(&OF_LIBRARY), "libcublas.so.0");
+            let own = device.load(&that_may_wait(&OF_PROGRAM));
+            let of = |module, all: &[(&str, &str)]| -> Vec<_> {
+                all.iter().map(|(name, _)| device.function_of(module, name)).collect()
             };
+            let kernels = [of(of_library, &OF_LIBRARY), of(own, &OF_PROGRAM)].concat();
             device.warm_up();
             while crate::program::ask("again?") == "yes" {
-                launch();
+                for kernel in &kernels {
+                    ok(device.launch(*kernel, [CROWD, 1, 1], 1, null_mut(), &[out]));
+                }
+                // Ordinary code is limited all the while.
+                device.step(&device.cells(CROWD), [CROWD, 1, 1], null_mut(), 1, 0);
+                device.sync(null_mut());
             }
         },
         |core| {
             core.warm_up("step");
-            core.policy(|request, _| match request.flags & CAN_PREPARE {
-                0 => Answer::Whole,
-                _ => Answer::Preemptible(0),
+            core.policy(|request, _| match request.flags {
+                flags if flags & CAN_LIMIT != 0 => Answer::SmLimited(SMS - 1),
+                flags if flags & CAN_PREPARE != 0 => Answer::Preemptible(0),
+                _ => Answer::Whole,
             });
+            // Until all have been refused, and then for two rounds in which some are limited.
+            let mut limited = Vec::new();
             let mut rounds = 0;
-            while core.counters().sm_limited.load(SeqCst) == 0 {
+            while limited.len() < 3 {
                 rounds += 1;
-                assert!(rounds < 10_000, "{:?}", NAMES.map(|name| core.state(name)));
+                assert!(
+                    rounds < 10_000,
+                    "{:?}",
+                    names().map(|n| core.state(n)).collect::<Vec<_>>()
+                );
+                if names().all(|name| core.is_refused(name, refused(name))) {
+                    limited.push(core.counters().sm_limited.load(SeqCst));
+                    limited.dedup();
+                }
                 core.expect("again?");
                 core.say("yes");
-                if NAMES.iter().all(|name| core.is_refused(name, TransformRefusal::BlocksMayWait)) {
-                    core.answer(Answer::SmLimited(SMS - 1));
-                }
             }
             core.expect("again?");
             core.say("no");
             core.ends(0);
-            let is_limited =
-                |name| core.requests(name).iter().any(|(r, _)| r.flags & CAN_LIMIT != 0);
-            assert_eq!(NAMES.map(is_limited), [true, false]);
+            let is_limited = |name: &&str| {
+                core.requests(name).iter().any(|(request, _)| request.flags & CAN_LIMIT != 0)
+            };
+            found = Some(names().filter(is_limited).map(str::to_owned).collect());
         },
     );
+    found
+}
+
+#[test]
+fn of_kernels_that_may_wait_only_closed_libraries_are_limited() {
+    let refused = |_: &str| TransformRefusal::BlocksMayWait;
+    let test = of_kernels_that_may_wait_only_closed_libraries_are_limited;
+    let limited = limited_although_they_may_wait(test, true, refused);
+    assert_eq!(limited.unwrap(), ["gemv_of_a_library"], "one that asks for its SM is not, either");
+}
+
+#[test]
+fn closed_libraries_that_nobody_reads_are_told_by_their_file() {
+    let refused = |name: &str| match name {
+        "gemv_of_the_program" | "dot_kernel" => TransformRefusal::BlocksMayWait,
+        _ => TransformRefusal::VendorLibrary,
+    };
+    let test = closed_libraries_that_nobody_reads_are_told_by_their_file;
+    let limited = limited_although_they_may_wait(test, false, refused);
+    assert_eq!(limited.unwrap(), OF_LIBRARY.map(|(name, _)| name), "by its name none is");
 }
 
 #[test]

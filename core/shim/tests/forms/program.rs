@@ -72,6 +72,7 @@ functions! {
     cuMemcpyDtoHAsync_v2: fn(Ptr, u64, usize, Ptr);
     cuMemcpyDtoDAsync_v2: fn(u64, u64, usize, Ptr);
     cuStreamCreate: fn(*mut Ptr, u32);
+    cuStreamCreateWithPriority: fn(*mut Ptr, u32, i32);
     cuStreamSynchronize: fn(Ptr);
     cuStreamQuery: fn(Ptr);
     cuStreamDestroy_v2: fn(Ptr);
@@ -227,6 +228,30 @@ impl Device {
         ok(unsafe { (self.cuda.cuCtxSetCurrent)(self.context) });
     }
 
+    /// Load an image that is in the read-only data of a library of this file name, which is made for it.
+    pub fn load_in_library(&self, ptx: &str, file_name: &str) -> Ptr {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, library) = (folder.path().join("image.c"), folder.path().join(file_name));
+        let bytes: Vec<String> = ptx.bytes().chain([0]).map(|b| b.to_string()).collect();
+        let text = format!("const unsigned char image[] = {{{}}};", bytes.join(","));
+        std::fs::write(&source, text).unwrap();
+        let mut compile = std::process::Command::new("cc");
+        compile.args(["-shared", "-fPIC", "-nostdlib", "-o"]).arg(&library).arg(&source);
+        assert!(compile.env_remove("LD_PRELOAD").status().unwrap().success());
+        let path = CString::new(library.into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: a library without constructors, which stays loaded.
+        let image = unsafe {
+            let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+            assert!(!handle.is_null());
+            libc::dlsym(handle, c"image".as_ptr())
+        };
+        assert!(!image.is_null());
+        let mut module = null_mut();
+        // SAFETY: a valid out-pointer; text with a NUL.
+        ok(unsafe { (self.cuda.cuModuleLoadData)(&mut module, image.cast()) });
+        module
+    }
+
     pub fn load(&self, ptx: &str) -> Ptr {
         // On the heap: an image that is in no library is copied.
         let text = CString::new(ptx).unwrap();
@@ -306,6 +331,14 @@ impl Device {
         let mut stream = null_mut();
         // SAFETY: a valid out-pointer.
         ok(unsafe { (self.cuda.cuStreamCreate)(&mut stream, flags) });
+        stream
+    }
+
+    /// A non-blocking stream.
+    pub fn stream_of_priority(&self, priority: i32) -> Ptr {
+        let mut stream = null_mut();
+        // SAFETY: a valid out-pointer.
+        ok(unsafe { (self.cuda.cuStreamCreateWithPriority)(&mut stream, 1, priority) });
         stream
     }
 

@@ -8,6 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tally_harness::{Class, Process, Scene};
 
+/// Pairs of one process: a client's table of kernels has 4 096 entries, and those behind have no forms.
+const PAIRS_OF_PROCESS: u64 = 1_000;
 /// What a process may take besides what it is for.
 const START: Duration = Duration::from_secs(40);
 
@@ -66,36 +68,57 @@ pub fn pairs(
         return Ok(());
     };
     let share = plan.pairs.div_ceil(taking.len() as u64);
-    let left = plan.until.saturating_duration_since(Instant::now());
-    let mut command = scene.program("tally-litmus")?;
-    command.arg("pairs").arg(format!("--pairs={share}"));
-    command.arg(format!("--seed={}", plan.seed + share * mine as u64));
-    command.arg(format!("--minutes={}", left.as_secs_f64() / 60.0));
-    // Kernels that may wait are none of these; loaded eagerly, as most programs here.
-    command.env("CUDA_MODULE_LOADING", "EAGER");
-    let mut process = scene.start("pairs", govern(command)?)?;
-    let outcome = judge(&mut process, left + START);
-    match outcome {
-        Ok((done, wrong, first)) => {
-            row.pairs += done;
-            row.pairs_wrong += wrong;
-            if wrong > 0 {
-                row.findings.push(Finding::of_pairs(first));
+    let mut begun = 0;
+    while begun < share && Instant::now() < plan.until {
+        let count = (share - begun).min(PAIRS_OF_PROCESS);
+        let left = plan.until.saturating_duration_since(Instant::now());
+        let mut command = scene.program("tally-litmus")?;
+        command.arg("pairs").arg(format!("--pairs={count}"));
+        command.arg(format!("--seed={}", plan.seed + share * mine as u64 + begun));
+        command.arg(format!("--minutes={}", left.as_secs_f64() / 60.0));
+        // Kernels that may wait are none of these; loaded eagerly, as most programs here.
+        command.env("CUDA_MODULE_LOADING", "EAGER");
+        let mut process = scene.start("pairs", govern(command)?)?;
+        let outcome = judge(&mut process, left + START);
+        row.count_mechanisms(scene, &[process.pid()]);
+        begun += count;
+        match outcome {
+            Ok(said) => {
+                row.pairs += said.done;
+                row.pairs_wrong += said.wrong;
+                row.pairs_transformed += said.transformed;
+                if said.wrong > 0 {
+                    row.findings.push(Finding::of_pairs(said.first));
+                }
+            }
+            Err(why) => {
+                row.findings.push(Finding::of_pairs(format!("{why:#}")));
+                break;
             }
         }
-        Err(why) => row.findings.push(Finding::of_pairs(format!("{why:#}"))),
     }
-    row.count_mechanisms(scene, &[process.pid()]);
+    row.expect_transformed_pairs();
     Ok(())
 }
 
-fn judge(process: &mut Process, limit: Duration) -> Result<(u64, u64, String)> {
+/// What a process says of its pairs.
+struct Said {
+    done: u64,
+    wrong: u64,
+    transformed: u64,
+    first: String,
+}
+
+fn judge(process: &mut Process, limit: Duration) -> Result<Said> {
     process.wait(limit)?;
     let out = process.stdout()?;
     let last = out.lines().last().unwrap_or_default();
     let said: serde_json::Value = serde_json::from_str(last).unwrap_or_default();
-    match (said["pairs"].as_u64(), said["wrong"].as_u64()) {
-        (Some(done), Some(wrong)) => Ok((done, wrong, said["first"].to_string())),
+    let number = |name: &str| said[name].as_u64();
+    match (number("pairs"), number("wrong"), number("transformed")) {
+        (Some(done), Some(wrong), Some(transformed)) => {
+            Ok(Said { done, wrong, transformed, first: said["first"].to_string() })
+        }
         _ => anyhow::bail!("it did not say how it went\n{}", process.quote()),
     }
 }

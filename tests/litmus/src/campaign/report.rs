@@ -47,6 +47,8 @@ pub struct Row {
     /// Pairs of images, and those of which one computed another's values.
     pub pairs: u64,
     pub pairs_wrong: u64,
+    /// Pairs of whose images both had a launch that was transformed.
+    pub pairs_transformed: u64,
     /// What the core says it did to the programs' launches.
     pub mechanisms: BTreeMap<String, u64>,
     pub findings: Vec<Finding>,
@@ -82,6 +84,7 @@ impl Row {
             bare_too: 0,
             pairs: 0,
             pairs_wrong: 0,
+            pairs_transformed: 0,
             mechanisms: BTreeMap::new(),
             findings: Vec::new(),
         }
@@ -189,6 +192,16 @@ impl Row {
         }
     }
 
+    /// A finding if fewer than half of the pairs were transformed: little was tried then.
+    pub fn expect_transformed_pairs(&mut self) {
+        let Self { pairs, pairs_transformed: transformed, .. } = *self;
+        if 2 * transformed < pairs {
+            self.findings.push(Finding::of_pairs(format!(
+                "only {transformed} of {pairs} pairs were transformed"
+            )));
+        }
+    }
+
     pub fn summary(&self) -> String {
         let Self { setup, ended, hangs, different, failed, not_run, .. } = self;
         let counts: Vec<String> = self
@@ -199,7 +212,10 @@ impl Row {
             .collect();
         let pairs = match self.pairs {
             0 => String::new(),
-            n => format!(", {n} pairs, {} wrong", self.pairs_wrong),
+            n => format!(
+                ", {n} pairs, {} transformed, {} wrong",
+                self.pairs_transformed, self.pairs_wrong
+            ),
         };
         format!(
             "{setup}: {ended} ended, {hangs} hung, {different} with other values, {failed} failed, \
@@ -217,6 +233,7 @@ impl Row {
         json!({
             "setup": self.setup, "policy": self.policy, "mode": self.mode, "class": self.class, "ended": self.ended, "hangs": self.hangs,
             "pairs": self.pairs, "pairs_wrong": self.pairs_wrong,
+            "pairs_transformed": self.pairs_transformed,
             "different": self.different, "failed": self.failed, "not_run": self.not_run,
             "bare_too": self.bare_too,
             "mechanisms": self.mechanisms, "findings": findings,
@@ -265,7 +282,7 @@ impl Report {
         let sum = |of: fn(&Row) -> u64| self.rows.iter().map(of).sum::<u64>();
         text += &format!(
             "{} programs bare; under Tally {} runs, {} hangs, {} with other values, {} failed, {} not run, \
-             {} pairs, {} wrong; {:.0} s\n",
+             {} pairs, {} transformed, {} wrong; {:.0} s\n",
             self.bare.ended,
             sum(|r| r.ended + r.hangs + r.different + r.failed),
             sum(|r| r.hangs),
@@ -273,6 +290,7 @@ impl Report {
             sum(|r| r.failed),
             sum(|r| r.not_run),
             sum(|r| r.pairs),
+            sum(|r| r.pairs_transformed),
             sum(|r| r.pairs_wrong),
             self.seconds
         );
@@ -304,6 +322,22 @@ mod tests {
         assert_eq!((row.hangs, row.bare_too, row.bad()), (1, 1, 1));
         row.excuse("flaky");
         assert_eq!((row.hangs, row.bare_too, row.bad()), (1, 1, 1));
+    }
+
+    #[test]
+    fn pairs_that_were_mostly_not_transformed_are_a_finding() {
+        for (transformed, bad) in [(0, 1), (49, 1), (50, 0), (100, 0)] {
+            let mut row = Row {
+                pairs: 100,
+                pairs_transformed: transformed,
+                ..Row::new("sliced", "random-forms")
+            };
+            row.expect_transformed_pairs();
+            assert_eq!(row.bad(), bad, "{transformed}");
+        }
+        let mut none = Row::new("sliced", "random-forms");
+        none.expect_transformed_pairs();
+        assert_eq!(none.bad(), 0, "no pairs were run");
     }
 
     #[test]
