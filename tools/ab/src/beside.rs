@@ -83,17 +83,22 @@ fn unless_shown(bounds: Bounds, differences: &[f64], alpha: f64) -> Bounds {
 
 /// All ratios but the one that decides.
 pub(crate) fn all(experiment: &Experiment) -> Vec<Beside> {
-    let mut all = of_blocks(experiment);
+    let chosen = experiment.plan().metric.as_str();
+    let mut all = of_blocks(experiment, |name| name != chosen);
     all.extend(attainment(experiment));
     all
 }
 
-/// Those of the blocks' figures.
-pub(crate) fn of_blocks(experiment: &Experiment) -> Vec<Beside> {
-    let chosen = experiment.plan().metric.as_str();
+/// Those of how long requests take.
+pub(crate) fn latencies(experiment: &Experiment) -> Vec<Beside> {
+    of_blocks(experiment, |name| name.starts_with("hp_"))
+}
+
+/// Those of the blocks' figures that are wanted.
+fn of_blocks(experiment: &Experiment, is_wanted: impl Fn(&str) -> bool) -> Vec<Beside> {
     let alpha = alpha(experiment.plan());
-    let others = RATIOS.into_iter().filter(|(name, _)| *name != chosen);
-    others
+    let wanted = RATIOS.into_iter().filter(|(name, _)| is_wanted(name));
+    wanted
         .map(|(name, figure)| {
             let difference = |(a, b): (&Block, &Block)| {
                 let ln = figure(b)?.ln() - figure(a)?.ln();

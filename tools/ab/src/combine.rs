@@ -6,7 +6,7 @@
 //! test, and as powerful as one test of that many pairs.
 
 use crate::betting::Betting;
-use crate::experiment::{OVERALL_MARGIN, SLOW_BLOCKS_SD};
+use crate::experiment::{OVERALL_MARGIN, is_more_than_chance};
 use crate::interval::{Bounds, confidence, estimate};
 use crate::metric::Metric;
 use crate::report::{Effect, Report};
@@ -159,9 +159,8 @@ pub fn combine(reports: &[Report]) -> Result<Combined, CombineError> {
 
 /// Whether B has more slow blocks than chance explains, as for one test.
 fn is_rarely_slow(reports: &[Report]) -> bool {
-    let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>() as f64;
-    let (a, b) = (sum(|report| report.a.blocks_slow), sum(|report| report.b.blocks_slow));
-    b > a + SLOW_BLOCKS_SD * a.sqrt()
+    let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum();
+    is_more_than_chance([sum(|report| report.a.blocks_slow), sum(|report| report.b.blocks_slow)])
 }
 
 fn conclude(

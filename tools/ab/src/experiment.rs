@@ -25,7 +25,7 @@ use crate::pace::Pace;
 use crate::report::Block;
 use crate::sample::Sample;
 use judge::Served;
-pub use judge::{Judgement, OVERALL_MARGIN, SLOW_BLOCKS_SD};
+pub use judge::{Judgement, OVERALL_MARGIN, is_more_than_chance};
 use serde::{Deserialize, Serialize};
 
 /// How often it is looked at what happens.
@@ -498,7 +498,7 @@ impl Experiment {
 
     /// Whether nothing more is to be found out.
     pub fn is_decided(&self) -> bool {
-        matches!(self.judgement, Judgement::Better | Judgement::Worse)
+        matches!(self.judgement, Judgement::Better | Judgement::Worse | Judgement::TooSlow)
     }
 
     /// The evidence against "as good as the margin allows": what decides.

@@ -6,6 +6,7 @@ use crate::accident;
 pub use crate::accident::GuardReport;
 use crate::beside;
 pub use crate::beside::{Beside, Rate};
+use crate::cost;
 use crate::design::{Arm, Plan};
 use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
 use crate::interval::{self, Bounds};
@@ -184,6 +185,9 @@ pub struct Report {
     pub finding: Finding,
     /// Both arms over all blocks.
     pub overall: Option<OverallReport>,
+    /// For `be_throughput`: the percentile of all requests, unless a guard says what they may take.
+    #[serde(default)]
+    pub tail: Option<OverallReport>,
     /// For `hp_p99`: which percentile a block's figure is, from its number of requests.
     pub block_quantile: Option<f64>,
     /// The largest e-value so far; beyond 1 / alpha "no difference" is rejected.
@@ -281,6 +285,7 @@ impl Report {
             needs_s: conclusion.needs_s,
             finding,
             overall: overall.as_ref().map(OverallReport::new),
+            tail: cost::tail(experiment).as_ref().map(OverallReport::new),
             block_quantile: block_quantile(experiment),
             beside: beside::all(experiment),
             rates: beside::rates(experiment),

@@ -69,13 +69,15 @@ fn report(ratio: f64, blocks: usize) -> Report {
 
 #[test]
 fn more_best_effort_work_at_the_cost_of_requests_is_not_better_unless_a_guard_allows_it() {
-    let verdict = |ratio: f64, guards: &[&str]| {
+    let of = |ratio: f64, guards: &[&str], requests: usize, blocks_min_better: u32| {
         let guards = guards.iter().map(|guard| guard.parse().unwrap()).collect();
-        let plan = Plan { guards, to_end: true, ..Plan::of(Metric::BeThroughput) };
-        let experiment = experiment_with(ratio, (50, 2.0), 60, plan);
+        let plan =
+            Plan { guards, to_end: true, blocks_min_better, ..Plan::of(Metric::BeThroughput) };
+        let experiment = experiment_with(ratio, (requests, 2.0), 60, plan);
         let report = Report::new(&experiment, &arms(), 1, true);
         (report.verdict, report.why)
     };
+    let verdict = |ratio: f64, guards: &[&str]| of(ratio, guards, 50, 60);
     let (kept, why) = verdict(3.0, &[]);
     assert_eq!(kept, Verdict::KeepA, "{why}");
     assert!(why.contains("more best-effort work, but its hp_p") && why.contains("guard"), "{why}");
@@ -83,6 +85,16 @@ fn more_best_effort_work_at_the_cost_of_requests_is_not_better_unless_a_guard_al
     assert_eq!(verdict(3.0, &["be_throughput>1%"]).0, Verdict::KeepA);
     assert_eq!(verdict(3.0, &["hp_p99<1s"]).0, Verdict::PromoteB);
     assert_eq!(verdict(1.0, &[]).0, Verdict::PromoteB);
+    // A guard on the median says nothing of the tail; one relative to A says how much slower it may be.
+    assert_eq!(verdict(3.0, &["hp_p50<1s"]).0, Verdict::KeepA);
+    assert_eq!(verdict(1.4, &[]).0, Verdict::KeepA);
+    assert_eq!(verdict(1.4, &["hp_p99<1.6*A"]).0, Verdict::PromoteB);
+    // Slow blocks could be missed in 60, if there are requests, and no guard says what they may take.
+    let (undecided, why) = of(1.0, &[], 50, 480);
+    assert_eq!(undecided, Verdict::Undecided);
+    assert!(why.contains("its requests are not slower is not shown yet and needs"), "{why}");
+    assert_eq!(of(1.0, &["hp_p99<1s"], 50, 480).0, Verdict::PromoteB);
+    assert_eq!(of(1.0, &[], 0, 480).0, Verdict::PromoteB);
 }
 
 #[test]

@@ -135,7 +135,7 @@ impl Report {
             self.arm(out, arm, summary)?;
         }
         writeln!(out)?;
-        if let Some(overall) = &self.overall {
+        for overall in self.overall.iter().chain(&self.tail) {
             let name = match overall.quantile {
                 Some(share) => format!("{} of all requests", quantile_name(share)),
                 None => format!("{} over all blocks", plan.metric),
