@@ -6,7 +6,7 @@
 
 use crate::beside;
 use crate::design::Plan;
-use crate::experiment::{Experiment, OVERALL_MARGIN, is_more_than_chance};
+use crate::experiment::{Experiment, OVERALL_MARGIN, is_more_than_chance, slow_by};
 use crate::guard::Guard;
 use crate::metric::Metric;
 use crate::overall::Overall;
@@ -27,7 +27,12 @@ pub(crate) fn allowed(plan: &Plan) -> Option<f64> {
 
 /// Whether blocks show what B costs: requests were served, and no guard allows what they may take.
 pub(crate) fn matters(experiment: &Experiment) -> bool {
-    allowed(experiment.plan()).is_some() && experiment.blocks().iter().any(|b| b.requests > 0)
+    allowed_of(experiment.plan(), experiment.blocks()).is_some()
+}
+
+/// The same as [`allowed`], and `None` without requests.
+pub(crate) fn allowed_of(plan: &Plan, blocks: &[Block]) -> Option<f64> {
+    allowed(plan).filter(|_| blocks.iter().any(|block| block.requests > 0))
 }
 
 /// The percentile of all requests, if it matters.
@@ -36,16 +41,16 @@ pub(crate) fn tail(experiment: &Experiment) -> Option<Overall> {
 }
 
 /// How many blocks of each arm had a p99 of more than twice the median of A's.
-fn slow_blocks(experiment: &Experiment) -> [usize; 2] {
-    experiment.slow_by(|block: &Block| block.hp_p99_ns.map(|ns| ns as f64), true)
+pub(crate) fn slow_blocks(blocks: &[Block]) -> [usize; 2] {
+    slow_by(blocks, |block| block.hp_p99_ns.map(|ns| ns as f64), true)
 }
 
 /// Whether requests are shown to be as fast as they must be.
 pub(crate) fn is_low(experiment: &Experiment) -> bool {
-    let Some(allowed) = allowed(experiment.plan()).filter(|_| matters(experiment)) else {
+    let Some(allowed) = allowed_of(experiment.plan(), experiment.blocks()) else {
         return true;
     };
-    if is_more_than_chance(slow_blocks(experiment)) {
+    if is_more_than_chance(slow_blocks(experiment.blocks())) {
         return false;
     }
     tail(experiment).and_then(|tail| tail.bounds.high).is_some_and(|high| high < allowed.ln())
@@ -62,7 +67,7 @@ pub(crate) fn in_most_blocks(experiment: &Experiment) -> Option<String> {
 
 /// If all requests, or some blocks, are slower at the end of a test: why B is kept out.
 pub(crate) fn in_the_end(experiment: &Experiment) -> Option<String> {
-    let allowed = allowed(experiment.plan()).filter(|_| matters(experiment))?;
+    let allowed = allowed_of(experiment.plan(), experiment.blocks())?;
     if experiment.differences().len() < PAIRS_MIN {
         return None;
     }
@@ -75,7 +80,7 @@ pub(crate) fn in_the_end(experiment: &Experiment) -> Option<String> {
         let words = ratio_in_words(tail.ln_ratio.exp());
         return Some(format!("B does more best-effort work, but {name} is {words}: {ADVICE}"));
     }
-    let [a, b] = slow_blocks(experiment);
+    let [a, b] = slow_blocks(experiment.blocks());
     // Three standard deviations of the difference, if slow blocks come independently.
     (b as f64 - a as f64 > 3.0 * ((a + b) as f64).sqrt()).then(|| {
         format!(

@@ -26,6 +26,7 @@ use crate::report::Block;
 use crate::sample::Sample;
 use judge::Served;
 pub use judge::{Judgement, OVERALL_MARGIN, is_more_than_chance};
+pub(crate) use judge::{shift, slow_by};
 use serde::{Deserialize, Serialize};
 
 /// How often it is looked at what happens.
@@ -443,7 +444,7 @@ impl Experiment {
                 self.empty_in_a_row = 0;
                 self.differences.push(difference);
                 self.betting.push(difference);
-                self.decision.push(difference - self.shift());
+                self.decision.push(difference - shift(&self.plan));
             }
             None => {
                 self.pairs_empty += 1;

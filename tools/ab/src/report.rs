@@ -227,6 +227,10 @@ pub struct Report {
     pub history: Vec<Point>,
 }
 
+/// What is said of an estimate at an early end.
+pub(crate) const INFLATED: &str = "the effect was measured until it was clear, so its estimate is too large on average; \
+    the interval is not";
+
 /// Where a report's statistics come from, for the report itself.
 const TEST: &str = "betting on the signs of pair differences: exactly valid under the randomised \
     order, at any time of looking (Fisher's sharp null; Ville's inequality). The effect's \
@@ -340,11 +344,7 @@ impl Report {
             );
         }
         if self.decided_early {
-            all.push(
-                "the effect was measured until it was clear, so its estimate is too large on \
-                 average; the interval is not"
-                    .into(),
-            );
+            all.push(INFLATED.into());
         }
         all.extend(self.guards.iter().filter_map(GuardReport::warning));
         let (slow_a, slow_b) = (self.a.blocks_slow, self.b.blocks_slow);

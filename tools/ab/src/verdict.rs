@@ -129,7 +129,7 @@ fn needs_s(experiment: &Experiment, overall: Option<&Overall>) -> Option<f64> {
     let sign = if plan.metric.lower_is_better() { 1.0 } else { -1.0 };
     let overall = overall.filter(|o| sign * o.ln_ratio <= 0.0)?;
     let mut needed = least.max(until(overall, sign, 1.0 + OVERALL_MARGIN.max(plan.margin))?);
-    if let Some(allowed) = cost::allowed(plan).filter(|_| cost::matters(experiment)) {
+    if let Some(allowed) = cost::allowed_of(plan, experiment.blocks()) {
         needed = needed.max(until(&cost::tail(experiment)?, 1.0, allowed)?);
     }
     Some(pairs_take_s(experiment, needed - pairs))

@@ -2,7 +2,7 @@
 
 use super::{Experiment, SAMPLE_RATIO_ALPHA};
 use crate::cost;
-use crate::design::Arm;
+use crate::design::{Arm, Plan};
 use crate::metric::Metric;
 use crate::overall::{Overall, Part, overall};
 use crate::report::Block;
@@ -31,6 +31,32 @@ const FUTILE_LN_E_MAX: f64 = 0.69;
 pub fn is_more_than_chance([a, b]: [usize; 2]) -> bool {
     let (a, b) = (a as f64, b as f64);
     b > a + SLOW_BLOCKS_SD * a.sqrt()
+}
+
+/// The largest difference that is not "worse", on the logarithmic scale.
+pub(crate) fn shift(plan: &Plan) -> f64 {
+    let ln = plan.margin.ln_1p();
+    if plan.metric.lower_is_better() { ln } else { -ln }
+}
+
+/// Each arm's blocks in which this figure is worse than twice the median of A's.
+pub(crate) fn slow_by(
+    blocks: &[Block],
+    figure: impl Fn(&Block) -> Option<f64>,
+    lower_is_better: bool,
+) -> [usize; 2] {
+    let values = |arm| {
+        let blocks = blocks.iter().filter(move |block| block.arm == arm);
+        blocks.filter_map(&figure)
+    };
+    let mut of_a: Vec<f64> = values(Arm::A).collect();
+    of_a.sort_by(f64::total_cmp);
+    let Some(median) = of_a.get(of_a.len() / 2).copied() else { return [0; 2] };
+    let is_slow = |value: &f64| match lower_is_better {
+        true => *value > 2.0 * median,
+        false => *value < median / 2.0,
+    };
+    [Arm::A, Arm::B].map(|arm| values(arm).filter(is_slow).count())
 }
 
 /// What the finished pairs say.
@@ -74,12 +100,6 @@ impl Served {
 }
 
 impl Experiment {
-    /// The largest difference that is not "worse", on the logarithmic scale.
-    pub(super) fn shift(&self) -> f64 {
-        let ln = self.plan.margin.ln_1p();
-        if self.plan.metric.lower_is_better() { ln } else { -ln }
-    }
-
     pub(super) fn judge(&self) -> Judgement {
         let pairs = self.differences.len();
         if !self.decision.rejects(self.plan.alpha) || 2 * pairs < self.plan.blocks_min as usize {
@@ -131,27 +151,7 @@ impl Experiment {
 
     /// Each arm's blocks whose figure is worse than twice the median of A's.
     pub fn slow_blocks(&self) -> [usize; 2] {
-        self.slow_by(|block| block.value, self.plan.metric.lower_is_better())
-    }
-
-    /// The same by another figure.
-    pub(crate) fn slow_by(
-        &self,
-        figure: impl Fn(&Block) -> Option<f64>,
-        lower_is_better: bool,
-    ) -> [usize; 2] {
-        let values = |arm| {
-            let blocks = self.blocks.iter().filter(move |block| block.arm == arm);
-            blocks.filter_map(&figure)
-        };
-        let mut of_a: Vec<f64> = values(Arm::A).collect();
-        of_a.sort_by(f64::total_cmp);
-        let Some(median) = of_a.get(of_a.len() / 2).copied() else { return [0; 2] };
-        let is_slow = |value: &f64| match lower_is_better {
-            true => *value > 2.0 * median,
-            false => *value < median / 2.0,
-        };
-        [Arm::A, Arm::B].map(|arm| values(arm).filter(is_slow).count())
+        slow_by(&self.blocks, |block| block.value, self.plan.metric.lower_is_better())
     }
 
     /// Whether it is not worth going on: a difference of 10 % would take much longer than there is
