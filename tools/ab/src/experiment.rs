@@ -23,7 +23,7 @@ use crate::load::Adjuster;
 use crate::metric::Metric;
 use crate::pace::Pace;
 use crate::report::Block;
-use crate::sample::Sample;
+use crate::sample::{Carried, Sample};
 use judge::Served;
 pub use judge::{Judgement, OVERALL_MARGIN, is_more_than_chance};
 pub(crate) use judge::{shift, slow_by};
@@ -124,8 +124,8 @@ pub struct Experiment {
     /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
-    /// Lengths of requests that began in this block's washout and ended after it.
-    late: Vec<u64>,
+    /// Requests that began in this block's washout and ended after it.
+    late: Vec<Carried>,
     /// The first block of the pair, and how many requests began and ended in it.
     first: Option<(Arm, Sample, u64)>,
     /// Requests that began and ended in a block of each arm.
@@ -352,11 +352,11 @@ impl Experiment {
         for request in &sample.carried {
             let Some(own) = self.ledger.block_at(request.began_ns) else { continue };
             if own == blocks && !between {
-                self.late.push(request.ns);
+                self.late.push(*request);
             } else if own + 1 == blocks
                 && let Some((_, first, _)) = &mut self.first
             {
-                first.request(request.ns);
+                first.request_of(request.ns, request.queue_known);
             }
         }
     }
@@ -364,8 +364,8 @@ impl Experiment {
     /// A block's figures. Requests of it that are under way count as their age.
     fn block(&self, arm: Arm, number: usize, mut sample: Sample) -> (Block, Sample) {
         let mut open = 0;
-        for ns in self.ledger.open_of(number) {
-            sample.request(ns);
+        for request in self.ledger.open_of(number) {
+            sample.request_of(request.ns, request.queue_known);
             open += 1;
         }
         let block = Block {
@@ -392,7 +392,7 @@ impl Experiment {
         self.ledger.count(number, &sample);
         let served = sample.requests();
         self.served_under[self.arm.index()] += served;
-        self.late.drain(..).for_each(|ns| sample.request(ns));
+        self.late.drain(..).for_each(|request| sample.request_of(request.ns, request.queue_known));
         self.phase = Phase::Between;
         match self.first.take() {
             None => {

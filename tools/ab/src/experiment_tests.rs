@@ -207,6 +207,50 @@ fn an_accident_of_a_guard_is_told_at_the_start_or_after_the_first_pair() {
     assert!(first.flatten() > Some(0.9), "{first:?}");
 }
 
+/// Requests that are carried over a cut, that begin in the washout and that do not end, are marked as the others are.
+#[test]
+fn the_queue_is_known_of_every_marked_request() {
+    use crate::report::Report;
+    use crate::sample::UnderWay;
+    let notes = |queue_known: bool| {
+        let mut experiment =
+            Experiment::new(Plan { to_end: true, ..plan(Metric::HpP99) }, 0).unwrap();
+        let (mut now_ns, mut cut_ns) = (0, 0_u64);
+        while experiment.blocks().len() < 40 {
+            let mut sample = Sample::new();
+            match experiment.next_action() {
+                Action::Switch(_) => experiment.switched(now_ns, &sample),
+                Action::Take { at_ns, cut } => {
+                    (sample.from_ns, sample.to_ns, now_ns) = (now_ns, at_ns, at_ns);
+                    match queue_known {
+                        true => sample.request_queued(1_000_000, 4_000_000),
+                        false => sample.request(5_000_000),
+                    }
+                    // Most of them in the washout before, and in the block before that.
+                    for ago_ns in [10_000_000, 90_000_000] {
+                        let began_ns = cut_ns.saturating_sub(ago_ns);
+                        sample.carry(Carried { began_ns, ns: at_ns - began_ns, queue_known });
+                    }
+                    let open = [1_000_000, 300_000_000, 900_000_000];
+                    for began_ns in open.map(|ago_ns| at_ns.saturating_sub(ago_ns)) {
+                        sample.under_way(UnderWay { began_ns, queue_known });
+                    }
+                    experiment.took(at_ns, cut, &sample);
+                    cut_ns = if cut { at_ns } else { cut_ns };
+                }
+                Action::End => panic!("{:?}", experiment.ended()),
+            }
+        }
+        let report = Report::new(&experiment, &Default::default(), now_ns, false);
+        let counted = |of: fn(&Block) -> u64| report.blocks.iter().map(of).sum::<u64>();
+        let own = counted(|block| block.open);
+        assert!(own > 0 && counted(|block| block.requests) > 400 + own, "{:?}", report.blocks);
+        report.caveats.join("\n")
+    };
+    assert!(notes(false).contains("inside the program"));
+    assert!(!notes(true).contains("inside the program"), "{}", notes(true));
+}
+
 #[test]
 fn without_traffic_it_gives_up() {
     for metric in [Metric::HpP99, Metric::BeThroughput] {

@@ -6,7 +6,7 @@ use crate::design::{Arm, Plan};
 use crate::experiment::{Action, Experiment};
 use crate::metric::Metric;
 use crate::report::{ArmSource, Report};
-use crate::sample::{Carried, Sample};
+use crate::sample::{Carried, Sample, UnderWay};
 use fastrand::Rng;
 
 /// Requests a second, of the whole service.
@@ -139,7 +139,7 @@ impl Service {
                     c.began_ns = None;
                     let ns = end_ns - began_ns;
                     match began_ns < c.cut_ns {
-                        true => sample.carry(Carried { began_ns, ns }),
+                        true => sample.carry(Carried { began_ns, ns, queue_known: false }),
                         false => sample.request(ns),
                     }
                 } else {
@@ -192,7 +192,8 @@ pub fn test(trap: Trap, plan: Plan) -> Report {
         let times = if service.arm == Arm::B { more } else { 1.0 };
         (sample.work_ns, sample.launches) = ((sample.span_ns() as f64 / 3.0 * times) as u64, 1);
         for client in &mut service.clients {
-            client.began_ns.into_iter().for_each(|began| sample.open_since(began));
+            let open = client.began_ns.map(|began_ns| UnderWay { began_ns, queue_known: false });
+            open.into_iter().for_each(|open| sample.under_way(open));
             if cut {
                 client.cut_ns = now_ns;
             }
