@@ -148,6 +148,8 @@ pub struct Experiment {
     relative: Vec<Relative>,
     /// What the guards would have said of A.
     shadow: Shadow,
+    /// Requests before the first block.
+    before: Before,
     /// How likely an accidental breach is, as far as is known.
     accidents: Vec<GuardReport>,
     ended: Option<Ended>,
@@ -169,6 +171,7 @@ impl Experiment {
             ledger: Ledger::default(),
             pace: Pace::new(&plan),
             accidents: accident::guards_before(&plan, &Before::default()),
+            before: Before::default(),
             rest_ns: 0,
             adjuster: Adjuster::default(),
             late: Vec::new(),
@@ -223,8 +226,13 @@ impl Experiment {
     }
 
     /// Before the first block: what requests did until now says how likely guards are breached by accident.
-    pub fn requests_before(&mut self, before: &Before) {
-        self.accidents = accident::guards_before(&self.plan, before);
+    pub fn requests_before(&mut self, before: Before) {
+        self.accidents = accident::guards_before(&self.plan, &before);
+        self.before = before;
+    }
+
+    pub(crate) fn before(&self) -> &Before {
+        &self.before
     }
 
     /// A policy was replaced by the arm asked for; until then policies had lost so many turns. Those lost since the last
@@ -516,8 +524,8 @@ impl Experiment {
         &self.shadow
     }
 
-    /// How likely a B as good as A breaches each guard by accident: before the first pair has ended from requests
-    /// before the test, then from A's.
+    /// How likely a B as good as A breaches each guard by accident: from requests before the test and, once the first
+    /// pair has ended, A's.
     pub fn accidents(&self) -> &[GuardReport] {
         &self.accidents
     }

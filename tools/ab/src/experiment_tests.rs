@@ -177,18 +177,25 @@ fn an_accident_of_a_guard_is_told_at_the_start_or_after_the_first_pair() {
     let guards =
         ["hp_p99<8ms", "hp_p99<1.2*A", "be_throughput>1%"].map(|text| text.parse().unwrap());
     let plan = Plan { guards: guards.into(), ..plan(Metric::HpP99) };
-    assert_eq!(limits_ns(&plan), [6_666_666, u64::MAX, u64::MAX]);
+    let limits = limits_ns(&plan);
+    assert_eq!(limits, [6_666_666, 1_600_000, u64::MAX, u64::MAX, u64::MAX, u64::MAX]);
     let chances = |e: &Experiment| e.accidents().iter().map(|g| g.accident).collect::<Vec<_>>();
     let mut experiment = Experiment::new(plan.clone(), 0).unwrap();
     assert_eq!(chances(&experiment), [None, Some(0.05), None], "nothing is known");
-    let before =
-        |over: f64| Before { requests: 9_000, per_s: 30.0, over_per_s: vec![over, 0.0, 0.0] };
-    experiment.requests_before(&before(0.0));
+    let before = |over: f64, near: f64| {
+        let over_per_s = vec![over, near, 0.0, 0.0, 0.0, 0.0];
+        Before { requests: 9_000, per_s: 30.0, over_per_s }
+    };
+    experiment.requests_before(before(0.0, 0.0));
     assert_eq!(chances(&experiment)[0], Some(0.0));
-    experiment.requests_before(&before(1.0));
+    // None that long was seen in 300 s, but the p99 is above a fifth of the limit.
+    experiment.requests_before(before(0.0, 0.4));
+    let unseen = chances(&experiment)[0].unwrap();
+    assert!((unseen - (1.0 - (-0.3_f64).exp())).abs() < 1e-9, "{unseen}");
+    experiment.requests_before(before(1.0, 1.0));
     assert!(chances(&experiment)[0] > Some(0.9), "{:?}", experiment.accidents());
     assert!(experiment.accidents()[0].warning().unwrap().contains("by accident in up to"));
-    experiment.requests_before(&Before { requests: 20, ..before(1.0) });
+    experiment.requests_before(Before { requests: 20, ..before(1.0, 1.0) });
     assert_eq!(chances(&experiment)[0], None, "too few");
     // B is far below the limit, and some of A's requests are above it.
     let mut bench = Bench::new(plan);
