@@ -94,6 +94,59 @@ fn without_an_effect_it_runs_to_its_end_and_no_longer() {
     assert_eq!(bench.experiment.ratio(), 1.0);
 }
 
+/// Requests of either arm differ by factors, so 10 % would take hours.
+#[test]
+fn it_ends_early_if_there_is_no_hope_to_tell_a_small_difference() {
+    let end = |to_end: bool, noise: f64| {
+        let mut random = fastrand::Rng::with_seed(5);
+        let mut bench = Bench::new(Plan { to_end, ..plan(Metric::HpP99) });
+        let ended = bench.run(|_, sample| {
+            requests(sample, 5, (10e6 * (noise * (random.f64() - 0.5)).exp()) as u64);
+        });
+        (ended, bench.experiment)
+    };
+    let (ended, experiment) = end(false, 6.0);
+    assert_eq!((ended.reason, experiment.blocks().len()), (Reason::Futile, 80), "{ended:?}");
+    assert!(ended.message.contains("10 % would take too long"), "{ended:?}");
+    let conclusion = crate::verdict::conclude(&experiment, experiment.overall().as_ref());
+    assert_eq!(conclusion.verdict, crate::Verdict::Undecided, "{conclusion:?}");
+    assert!(conclusion.needs_s.unwrap() > 3.0 * 28.0, "{conclusion:?}");
+    assert_eq!(end(true, 6.0).0.reason, Reason::MaxTime, "asked to go on");
+    assert_eq!(end(false, 0.05).0.reason, Reason::MaxTime, "10 % would be seen in time");
+}
+
+/// B has its share of all the time that passes, which doubles; what A serves between pairs counts nowhere.
+#[test]
+fn b_serves_as_small_a_share_of_the_time_as_its_exposure() {
+    let (exposure, time_ns_max) = (0.05, 600_000_000_000);
+    let plan = Plan { exposure, time_ns_max, to_end: true, ..plan(Metric::HpP99) };
+    let mut bench = Bench::new(plan);
+    let mut served_ns = [0, 0];
+    let mut shares = Vec::new();
+    for pairs in [20, 40, 60, 80] {
+        let before = served_ns;
+        let is_enough = |experiment: &Experiment| {
+            // Until A has had its rest.
+            experiment.blocks().len() == 2 * pairs
+                && experiment.phase == Phase::Between
+                && experiment.rest_ns == 0
+        };
+        let ended = bench.run_until(is_enough, |arm, sample| {
+            served_ns[arm.index()] += sample.span_ns();
+            requests(sample, 5, 10_000_000);
+        });
+        assert_eq!(ended, None);
+        let [a, b] = [0, 1].map(|arm| (served_ns[arm] - before[arm]) as f64);
+        shares.push(b / (a + b));
+    }
+    for (share, expected) in shares.iter().zip([0.05, 0.1, 0.2, 0.4]) {
+        assert!((share / expected - 1.0).abs() < 0.05, "{shares:?}");
+    }
+    let counted = bench.experiment.blocks().iter().map(|block| block.requests);
+    assert!(counted.clone().all(|requests| requests == 30), "{:?}", counted.collect::<Vec<_>>());
+    assert!(bench.experiment.blocks().chunks(2).all(|pair| pair[0].arm != pair[1].arm));
+}
+
 #[test]
 fn a_breached_guard_ends_it_within_a_tick_of_bs_time_and_as_do_not_count() {
     let mut plan = plan(Metric::BeThroughput);

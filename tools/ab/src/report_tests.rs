@@ -171,6 +171,35 @@ fn loads_that_are_far_apart_are_told_and_not_called_the_same() {
     assert!(notes.len() == 1 && notes[0].contains("inside the program"), "{notes:?}");
 }
 
+/// B is 5 % slower.
+#[test]
+fn a_margin_prefers_a_b_that_is_hardly_worse() {
+    let verdict = |margin: f64| {
+        let plan = Plan { margin, to_end: true, blocks_min_better: 60, ..Plan::of(Metric::HpP99) };
+        Report::new(&experiment(1.05, 60, plan), &arms(), 1, false)
+    };
+    assert_eq!(verdict(0.0).verdict, Verdict::KeepA);
+    assert_eq!(verdict(0.02).verdict, Verdict::KeepA);
+    let within = verdict(0.1);
+    assert_eq!(within.verdict, Verdict::PromoteB, "{}", within.text());
+    assert!(within.effect.low > Some(1.0), "it is worse all the same: {:?}", within.effect);
+}
+
+#[test]
+fn an_estimate_of_a_test_that_ended_when_it_was_decided_is_said_to_be_inflated() {
+    let of = |to_end: bool| {
+        let plan = Plan { to_end, ..Plan::of(Metric::HpP99) };
+        Report::new(&experiment(1.3, 200, plan), &arms(), 1, false)
+    };
+    let early = of(false);
+    assert_eq!(early.ended.as_ref().map(|ended| ended.reason), Some(Reason::Decided));
+    assert!(early.decided_early && early.blocks.len() < 100, "{}", early.blocks.len());
+    assert!(early.text().contains("estimate is too large on average"), "{}", early.text());
+    let whole = of(true);
+    assert!(!whole.decided_early && whole.verdict == Verdict::KeepA);
+    assert!(!whole.text().contains("too large on average"), "{}", whole.text());
+}
+
 /// An experiment of 60 blocks that was ended so.
 fn ended(reason: Reason, arm: Option<Arm>) -> Report {
     let plan = Plan { to_end: true, blocks_min_better: 60, ..Plan::of(Metric::HpP99) };
