@@ -59,10 +59,9 @@ pub(crate) fn is_low(experiment: &Experiment) -> bool {
 /// If requests take surely longer than allowed in most blocks: why B is kept out.
 pub(crate) fn in_most_blocks(experiment: &Experiment) -> Option<String> {
     let allowed = allowed(experiment.plan())?;
-    let beside = beside::latencies(experiment);
-    let slower = beside.iter().find(|b| b.effect.low.is_some_and(|low| low > allowed))?;
-    let words = ratio_in_words(slower.effect.ratio);
-    Some(format!("B does more best-effort work, but its {} is {words}: {ADVICE}", slower.name))
+    let (name, ratio) = beside::slower(experiment, allowed)?;
+    let words = ratio_in_words(ratio);
+    Some(format!("B does more best-effort work, but its {name} is {words}: {ADVICE}"))
 }
 
 /// If all requests, or some blocks, are slower at the end of a test: why B is kept out.
