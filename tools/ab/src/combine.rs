@@ -200,7 +200,7 @@ fn cost(reports: &[Report]) -> Option<(Verdict, &'static str)> {
     let Some((ln, bounds)) = overall(matter().map(|(report, _)| report.tail)) else {
         return Some((Verdict::Undecided, "but has too few requests to show what that costs them"));
     };
-    if ln > allowed {
+    if ln > allowed && bounds.low.is_some_and(|low| low > 0.0) {
         return Some((Verdict::KeepA, "but all requests take longer than that may cost"));
     }
     let high = bounds.high.map(|high| ln + ONE_SIDED * (high - ln));
@@ -239,7 +239,10 @@ fn conclude(
     if decision.is_higher() == metric.lower_is_better() {
         return (Verdict::KeepA, format!("B is worse on {metric}, block by block"));
     }
-    if let Some(at) = reports.iter().position(|report| report.verdict == Verdict::KeepA) {
+    // What more work costs requests is looked at over all reports: a short test alone says little of that.
+    let is_kept =
+        |report: &Report| report.verdict == Verdict::KeepA && metric != Metric::BeThroughput;
+    if let Some(at) = reports.iter().position(is_kept) {
         return (Verdict::KeepA, format!("report {}: {}", at + 1, reports[at].why));
     }
     let undecided =

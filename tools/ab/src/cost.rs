@@ -70,10 +70,10 @@ pub(crate) fn in_the_end(experiment: &Experiment) -> Option<String> {
     if experiment.differences().len() < PAIRS_MIN {
         return None;
     }
-    let is_seen = 2 * experiment.differences().len() >= experiment.blocks_min_better();
+    // Surely slower, and most likely by more than is allowed.
     if let Some(tail) = tail(experiment)
-        && (tail.bounds.low.is_some_and(|low| low > allowed.ln())
-            || (is_seen && tail.ln_ratio > allowed.ln()))
+        && tail.ln_ratio > allowed.ln()
+        && tail.bounds.low.is_some_and(|low| low > 0.0)
     {
         let name = overall_name(Metric::HpP99, &tail);
         let words = ratio_in_words(tail.ln_ratio.exp());
