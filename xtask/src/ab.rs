@@ -106,23 +106,30 @@ fn combined() -> (Vec<PooledRow>, Vec<String>) {
     (rows, failures)
 }
 
-/// Verdicts of each trap; the first two also with a guard.
+/// Verdicts of each trap, by either metric; the first two also with a guard.
 fn trapped() -> (Value, Vec<String>) {
     let with_guard = [Trap::ServesNothing, Trap::StallsLongerThanABlock];
-    let mut all: Vec<_> = Trap::ALL.map(|trap| (trap, None)).into();
-    all.extend(with_guard.map(|trap| (trap, Some("hp_p99<50ms"))));
+    let metrics = [Metric::HpP99, Metric::BeThroughput];
+    let mut all: Vec<_> =
+        metrics.into_iter().flat_map(|m| Trap::ALL.map(|trap| (trap, m, None))).collect();
+    all.extend(with_guard.map(|trap| (trap, Metric::HpP99, Some("hp_p99<50ms"))));
     let (mut rows, mut failures) = (Vec::new(), Vec::new());
-    for (trap, guard) in all {
+    for (trap, metric, guard) in all {
         let (seeds, tests) = (TRAP_SEEDS.collect(), TRAP_SEEDS.count());
-        let verdicts = both(seeds, |seed| traps::test(trap, traps::plan(guard, seed)).verdict);
+        let verdicts =
+            both(seeds, |seed| traps::test(trap, traps::plan(metric, guard, seed)).verdict);
         let count = |verdict| verdicts.iter().filter(|v| **v == verdict).count();
         let [keep, withdrawn] = [count(Verdict::KeepA), count(Verdict::Withdrawn)];
         let name = format!("{trap:?}");
-        eprintln!("{name}, guard {guard:?}: keep A {keep}, withdrawn {withdrawn} of {tests}");
+        eprintln!(
+            "{name} on {metric}, guard {guard:?}: keep A {keep}, withdrawn {withdrawn} of {tests}"
+        );
         if keep + withdrawn != tests {
-            failures.push(format!("{name}: {keep} kept A and {withdrawn} withdrew B of {tests}"));
+            failures.push(format!(
+                "{name} on {metric}: {keep} kept A and {withdrawn} withdrew B of {tests}"
+            ));
         }
-        rows.push(json!({"trap": name, "guard": guard, "keep_a": keep, "withdrawn": withdrawn}));
+        rows.push(json!({"trap": name, "metric": metric, "guard": guard, "keep_a": keep, "withdrawn": withdrawn}));
     }
     (rows.into(), failures)
 }

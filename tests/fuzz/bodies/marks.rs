@@ -378,7 +378,7 @@ impl World {
         self.turn();
         let Some(old) = old.try_recv().expect("it is exchanged at once") else { return };
         let since_ns = to_ns - START_NS;
-        assert!(old.open.iter().all(|began_ns| (START_NS..=to_ns).contains(began_ns)));
+        assert!(old.open.iter().all(|open| (START_NS..=to_ns).contains(&open.began_ns)));
         assert!(old.carried.iter().all(|request| request.ns <= since_ns));
         assert!(old.quantile_ns(1.0).unwrap_or(0) <= at_most(since_ns));
         assert!(old.carried.len() <= CARRIED_MAX && old.open.len() <= CARRIED_MAX);

@@ -1,8 +1,8 @@
 //! How likely a B as good as A breaches a guard by accident: told when the test begins, from requests before it, and from
-//! its first pair on, from A's requests in it.
+//! its first pair on, from A's requests in it, too. What was known before a breach counts: after it, all is clear.
 
 use crate::design::{Arm, Plan};
-use crate::experiment::{Experiment, Reason};
+use crate::experiment::Experiment;
 use crate::guard::{Guard, RELATIVE_ALPHA, Traffic};
 use crate::metric::Metric;
 use crate::overall::Part;
@@ -16,9 +16,7 @@ const SLOWER_AT_TIMES: f64 = 1.2;
 /// A guard whose chance of an accidental breach is above this is told.
 const ACCIDENT_TOLD: f64 = 0.05;
 /// A guard's limit below so many times A's own figure is near: A may breach it at times that were not seen.
-const NEAR: f64 = 10.0;
-/// Requests beyond a percentile from which it is known well enough for that.
-const BEYOND_MIN: f64 = 10.0;
+const NEAR: f64 = 5.0;
 
 /// A guard, and how likely a policy as good as A breaches it by accident.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,47 +54,73 @@ pub struct Before {
     pub over_per_s: Vec<f64>,
 }
 
+impl Before {
+    /// For how long they were seen, s.
+    fn seconds(&self) -> f64 {
+        if self.per_s > 0.0 { self.requests as f64 / self.per_s } else { 0.0 }
+    }
+
+    /// Share of them over such a limit, if enough are known.
+    fn over(&self, at: usize) -> Option<f64> {
+        let over_per_s = self.over_per_s.get(at).filter(|_| self.requests >= BEFORE_MIN)?;
+        Some(over_per_s / self.per_s.max(1e-9))
+    }
+}
+
 /// A limit for requests that are all slower at times, ns.
 fn slower(ns: u64) -> u64 {
     (ns as f64 / SLOWER_AT_TIMES) as u64
 }
 
-/// For each guard: the time that requests before the test are to be counted against, ns.
+/// The greatest time of A's to which a limit is near, ns.
+fn near(ns: u64) -> u64 {
+    (ns as f64 / NEAR) as u64
+}
+
+/// The times that requests before the test are to be counted against, ns: two for each guard.
 pub fn limits_ns(plan: &Plan) -> Vec<u64> {
-    plan.guards
-        .iter()
-        .map(|guard| guard.quantile().map_or(u64::MAX, |(_, ns)| slower(ns)))
-        .collect()
+    let limits = plan.guards.iter().map(|guard| guard.quantile().map(|(_, ns)| ns));
+    limits.flat_map(|ns| [slower, near].map(|to| ns.map_or(u64::MAX, to))).collect()
 }
 
 /// What is known when the test begins.
 pub(crate) fn guards_before(plan: &Plan, before: &Before) -> Vec<GuardReport> {
     let of_guard = |(at, guard): (usize, &Guard)| {
-        let over_per_s = before.over_per_s.get(at).filter(|_| before.requests >= BEFORE_MIN);
-        let known = guard.quantile().zip(over_per_s);
+        let chance = |(share, _)| {
+            let traffic = traffic(plan, before.per_s, before.over(2 * at)?);
+            let is_near = before.over(2 * at + 1)? > 1.0 - share;
+            let unseen = if is_near { unseen(plan, before.seconds()) } else { 0.0 };
+            Some(traffic.accident_of(share).max(unseen))
+        };
         let accident = match guard.is_relative() {
             true => Some(RELATIVE_ALPHA),
-            false => known.map(|((share, _), over)| independent(plan, share, before.per_s, *over)),
+            false => guard.quantile().and_then(chance),
         };
         GuardReport { guard: guard.to_string(), accident }
     };
     plan.guards.iter().enumerate().map(of_guard).collect()
 }
 
-/// Chance of a breach if requests come independently, so many a second, of which so many are over the limit.
-fn independent(plan: &Plan, share: f64, per_s: f64, over_per_s: f64) -> f64 {
-    let traffic = Traffic {
-        rate: per_s,
-        over: over_per_s / per_s.max(1e-9),
-        window_s: plan.guard_window_ns as f64 / 1e9,
-        watched_s: plan.time_ns_max as f64 / 2e9,
-    };
-    traffic.accident_of(share)
+/// So many requests a second, this share of them over a limit.
+fn traffic(plan: &Plan, rate: f64, over: f64) -> Traffic {
+    let window_s = plan.guard_window_ns as f64 / 1e9;
+    Traffic { rate, over, window_s, watched_s: watched_s(plan) }
 }
 
-/// How likely a B whose requests are A's breaches each guard on a time.
+/// How long B is looked at, s.
+fn watched_s(plan: &Plan) -> f64 {
+    plan.time_ns_max as f64 / 2e9
+}
+
+/// What a breach that was not seen in so much time may still be: one that comes as often as three times in it is missed
+/// in 5 % of tests.
+fn unseen(plan: &Plan, seen_s: f64) -> f64 {
+    1.0 - (-3.0 * watched_s(plan) / seen_s.max(1e-9)).exp()
+}
+
+/// How likely a B whose requests are A's, or those before the test, breaches each guard on a time.
 pub(crate) fn guards(experiment: &Experiment) -> Vec<GuardReport> {
-    let plan = experiment.plan();
+    let (plan, before) = (experiment.plan(), experiment.before());
     let of_a = || experiment.blocks().iter().filter(|block| block.arm == Arm::A);
     let seconds: f64 = of_a().map(|block| block.measured_s).sum();
     let parts = experiment.parts(Metric::HpP99);
@@ -104,29 +128,23 @@ pub(crate) fn guards(experiment: &Experiment) -> Vec<GuardReport> {
         Part::Requests(tail) => Some(tail),
         Part::Sums(..) => None,
     }));
-    let watched_s = plan.time_ns_max as f64 / 2e9;
-    let independent = |(share, ns): (f64, u64)| {
-        let (requests, over) = (pool.requests(), pool.over(slower(ns)));
-        let per_s = |requests: u64| requests as f64 / seconds.max(1e-9);
-        (requests > 0).then(|| independent(plan, share, per_s(requests), per_s(over)))
+    let chance = |(share, ns): (f64, u64)| {
+        let of_a_ns = pool.quantile_ns(share)?;
+        let (requests, over) = (pool.requests() as f64, pool.over(slower(ns)) as f64);
+        let independent =
+            traffic(plan, requests / seconds.max(1e-9), over / requests).accident_of(share);
+        let is_near = of_a_ns > near(ns) as f64;
+        let unseen = if is_near { unseen(plan, seconds + before.seconds()) } else { 0.0 };
+        Some(independent.max(unseen))
     };
-    let is_breached = experiment.ended().is_some_and(|ended| ended.reason == Reason::Guard);
-    // A breach that A would have as often as once in a third of the time that it was seen is missed in 5 % of tests.
-    let unseen = |(share, ns): (f64, u64)| {
-        let of_a_ns = pool.quantile_ns(share);
-        let is_rough = pool.requests() as f64 * (1.0 - share) < BEYOND_MIN;
-        let is_near = is_rough || of_a_ns.is_none_or(|of_a_ns| (ns as f64) < NEAR * of_a_ns);
-        (is_breached && is_near).then(|| 1.0 - (-3.0 * watched_s / seconds.max(1e-9)).exp())
+    let of_guard = |(at, mut report): (usize, GuardReport)| {
+        let guard = &plan.guards[at];
+        if !guard.is_relative() {
+            let seen = experiment.shadow().accident(at, watched_s(plan));
+            let of_a = guard.quantile().and_then(chance);
+            report.accident = [report.accident, seen, of_a].into_iter().flatten().reduce(f64::max);
+        }
+        report
     };
-    let of_guard = |(at, guard): (usize, &Guard)| {
-        let unseen = guard.quantile().and_then(unseen);
-        let seen = experiment.shadow().accident(at, watched_s);
-        let independent = guard.quantile().and_then(independent);
-        let accident = match guard.is_relative() {
-            true => Some(RELATIVE_ALPHA),
-            false => seen.into_iter().chain(independent).chain(unseen).reduce(f64::max),
-        };
-        GuardReport { guard: guard.to_string(), accident }
-    };
-    plan.guards.iter().enumerate().map(of_guard).collect()
+    guards_before(plan, before).into_iter().enumerate().map(of_guard).collect()
 }

@@ -5,6 +5,7 @@
 //! [`crate::betting`] must reject "no difference" at that level, too. So no figure is said to differ more often than
 //! the level allows, whatever the noise.
 
+use crate::betting::Betting;
 use crate::design::{Arm, Plan};
 use crate::experiment::Experiment;
 use crate::interval::{self, Bounds};
@@ -88,18 +89,38 @@ pub(crate) fn all(experiment: &Experiment) -> Vec<Beside> {
     all
 }
 
+/// Logarithms of B's figure over A's, of each pair that has both.
+fn differences(experiment: &Experiment, figure: Figure) -> Vec<f64> {
+    let difference = |(a, b): (&Block, &Block)| {
+        let ln = figure(b)?.ln() - figure(a)?.ln();
+        ln.is_finite().then_some(ln)
+    };
+    pairs(experiment).filter_map(difference).collect()
+}
+
+/// A figure of how long requests take that is surely more than so many times A's, and how many times it is.
+pub(crate) fn slower(experiment: &Experiment, times: f64) -> Option<(&'static str, f64)> {
+    let latencies = RATIOS.into_iter().filter(|(name, _)| name.starts_with("hp_"));
+    let mut slower = latencies.filter_map(|(name, figure)| {
+        let differences = differences(experiment, figure);
+        // Much cheaper than an interval.
+        let mut betting = Betting::new();
+        differences.iter().for_each(|difference| betting.push(difference - times.ln()));
+        let is_sure = betting.rejects(alpha(experiment.plan())) && betting.is_higher();
+        (is_sure && differences.len() >= PAIRS_MIN)
+            .then(|| (name, interval::estimate(&differences).exp()))
+    });
+    slower.next()
+}
+
 /// Those of the blocks' figures.
-pub(crate) fn of_blocks(experiment: &Experiment) -> Vec<Beside> {
+fn of_blocks(experiment: &Experiment) -> Vec<Beside> {
     let chosen = experiment.plan().metric.as_str();
     let alpha = alpha(experiment.plan());
     let others = RATIOS.into_iter().filter(|(name, _)| *name != chosen);
     others
         .map(|(name, figure)| {
-            let difference = |(a, b): (&Block, &Block)| {
-                let ln = figure(b)?.ln() - figure(a)?.ln();
-                ln.is_finite().then_some(ln)
-            };
-            let differences: Vec<f64> = pairs(experiment).filter_map(difference).collect();
+            let differences = differences(experiment, figure);
             let effect = exact(&differences, alpha);
             Beside { name: name.into(), effect, pairs: differences.len() }
         })

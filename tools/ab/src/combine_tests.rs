@@ -76,6 +76,87 @@ fn what_is_worse_over_all_requests_or_was_withdrawn_is_not_promoted() {
     assert_eq!(combine(&reports).unwrap().verdict, Verdict::Withdrawn);
 }
 
+/// One core on which B failed is not outvoted by those on which it did not.
+#[test]
+fn a_b_that_failed_in_one_report_is_not_promoted_by_the_others() {
+    let good: Vec<Report> = (1..=8).map(|seed| report(seed, 20, 0.8)).collect();
+    assert_eq!(combine(&good).unwrap().verdict, Verdict::PromoteB);
+    for (verdict, reason) in [
+        (Verdict::KeepA, Reason::NotServed),
+        (Verdict::KeepA, Reason::PolicyFailed),
+        (Verdict::Invalid, Reason::NoTraffic),
+        // Worse in its own blocks, or over all requests.
+        (Verdict::KeepA, Reason::MaxTime),
+    ] {
+        let mut reports = good.clone();
+        reports[6].verdict = verdict;
+        reports[6].ended.as_mut().unwrap().reason = reason;
+        reports[6].why = "because".into();
+        let all = combine(&reports).unwrap();
+        assert_eq!((all.verdict, all.why.as_str()), (verdict, "report 7: because"), "{reason:?}");
+    }
+    let mut reports = good;
+    let load = &mut reports[1].sample_ratio;
+    (load.a_per_s, load.b_per_s, load.mismatch) = (50.0, 20.0, true);
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::Invalid);
+}
+
+#[test]
+fn the_margin_is_that_of_the_reports() {
+    let of = |ratio: f64, margin: f64| {
+        let mut reports: Vec<Report> = (1..=12).map(|seed| report(seed, 20, ratio)).collect();
+        reports.iter_mut().for_each(|report| report.plan.margin = margin);
+        reports
+    };
+    assert_eq!(combine(&of(1.02, 0.0)).unwrap().verdict, Verdict::Undecided);
+    let all = combine(&of(1.02, 0.1)).unwrap();
+    assert_eq!(all.verdict, Verdict::PromoteB, "{all:?}");
+    assert!(all.effect.ratio > 1.0, "the effect is that without the margin: {all:?}");
+    let mut reports = of(1.02, 0.1);
+    reports[2].plan.margin = 0.0;
+    assert_eq!(combine(&reports), Err(CombineError::Differs(3, "margin")));
+}
+
+#[test]
+fn an_estimate_from_tests_that_ended_early_is_said_to_be_inflated() {
+    let mut reports: Vec<Report> = (1..=8).map(|seed| report(seed, 20, 0.8)).collect();
+    assert!(combine(&reports).unwrap().caveats.is_empty());
+    reports[4].decided_early = true;
+    let text = combine(&reports).unwrap().text();
+    assert!(text.contains("note: the effect was measured until it was clear"), "{text}");
+}
+
+/// Best-effort work decides, and requests are served.
+#[test]
+fn what_more_work_costs_requests_is_looked_at_over_all_reports() {
+    let mut reports: Vec<Report> = (1..=8).map(|seed| report(seed, 20, 1.3)).collect();
+    for report in &mut reports {
+        report.plan.metric = Metric::BeThroughput;
+    }
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::Undecided, "no figure of requests");
+    let with_tail = |reports: &mut [Report], ratio: f64| {
+        for report in reports {
+            let effect = Effect { ratio, low: Some(ratio * 0.9), high: Some(ratio / 0.9) };
+            report.tail = report.overall.map(|overall| OverallReport { effect, ..overall });
+        }
+    };
+    with_tail(&mut reports, 1.0);
+    let all = combine(&reports).unwrap();
+    assert_eq!(all.verdict, Verdict::PromoteB, "{all:?}");
+    with_tail(&mut reports, 1.19);
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::Undecided);
+    with_tail(&mut reports, 1.5);
+    assert_eq!(combine(&reports).unwrap().verdict, Verdict::KeepA);
+    for report in &mut reports {
+        report.plan.guards = vec!["hp_p99<50ms".parse().unwrap()];
+    }
+    assert_eq!(
+        combine(&reports).unwrap().verdict,
+        Verdict::PromoteB,
+        "a guard says what it may cost"
+    );
+}
+
 #[test]
 fn without_an_effect_nothing_is_shown() {
     let reports: Vec<Report> = (1..=4).map(|seed| report(seed, 20, 1.0)).collect();

@@ -23,9 +23,10 @@ use crate::load::Adjuster;
 use crate::metric::Metric;
 use crate::pace::Pace;
 use crate::report::Block;
-use crate::sample::Sample;
+use crate::sample::{Carried, Sample};
 use judge::Served;
-pub use judge::{Judgement, OVERALL_MARGIN, SLOW_BLOCKS_SD};
+pub use judge::{Judgement, OVERALL_MARGIN, is_more_than_chance};
+pub(crate) use judge::{shift, slow_by};
 use serde::{Deserialize, Serialize};
 
 /// How often it is looked at what happens.
@@ -123,8 +124,8 @@ pub struct Experiment {
     /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
-    /// Lengths of requests that began in this block's washout and ended after it.
-    late: Vec<u64>,
+    /// Requests that began in this block's washout and ended after it.
+    late: Vec<Carried>,
     /// The first block of the pair, and how many requests began and ended in it.
     first: Option<(Arm, Sample, u64)>,
     /// Requests that began and ended in a block of each arm.
@@ -147,6 +148,8 @@ pub struct Experiment {
     relative: Vec<Relative>,
     /// What the guards would have said of A.
     shadow: Shadow,
+    /// Requests before the first block.
+    before: Before,
     /// How likely an accidental breach is, as far as is known.
     accidents: Vec<GuardReport>,
     ended: Option<Ended>,
@@ -168,6 +171,7 @@ impl Experiment {
             ledger: Ledger::default(),
             pace: Pace::new(&plan),
             accidents: accident::guards_before(&plan, &Before::default()),
+            before: Before::default(),
             rest_ns: 0,
             adjuster: Adjuster::default(),
             late: Vec::new(),
@@ -222,8 +226,13 @@ impl Experiment {
     }
 
     /// Before the first block: what requests did until now says how likely guards are breached by accident.
-    pub fn requests_before(&mut self, before: &Before) {
-        self.accidents = accident::guards_before(&self.plan, before);
+    pub fn requests_before(&mut self, before: Before) {
+        self.accidents = accident::guards_before(&self.plan, &before);
+        self.before = before;
+    }
+
+    pub(crate) fn before(&self) -> &Before {
+        &self.before
     }
 
     /// A policy was replaced by the arm asked for; until then policies had lost so many turns. Those lost since the last
@@ -351,11 +360,11 @@ impl Experiment {
         for request in &sample.carried {
             let Some(own) = self.ledger.block_at(request.began_ns) else { continue };
             if own == blocks && !between {
-                self.late.push(request.ns);
+                self.late.push(*request);
             } else if own + 1 == blocks
                 && let Some((_, first, _)) = &mut self.first
             {
-                first.request(request.ns);
+                first.request_of(request.ns, request.queue_known);
             }
         }
     }
@@ -363,8 +372,8 @@ impl Experiment {
     /// A block's figures. Requests of it that are under way count as their age.
     fn block(&self, arm: Arm, number: usize, mut sample: Sample) -> (Block, Sample) {
         let mut open = 0;
-        for ns in self.ledger.open_of(number) {
-            sample.request(ns);
+        for request in self.ledger.open_of(number) {
+            sample.request_of(request.ns, request.queue_known);
             open += 1;
         }
         let block = Block {
@@ -391,7 +400,7 @@ impl Experiment {
         self.ledger.count(number, &sample);
         let served = sample.requests();
         self.served_under[self.arm.index()] += served;
-        self.late.drain(..).for_each(|ns| sample.request(ns));
+        self.late.drain(..).for_each(|request| sample.request_of(request.ns, request.queue_known));
         self.phase = Phase::Between;
         match self.first.take() {
             None => {
@@ -443,7 +452,7 @@ impl Experiment {
                 self.empty_in_a_row = 0;
                 self.differences.push(difference);
                 self.betting.push(difference);
-                self.decision.push(difference - self.shift());
+                self.decision.push(difference - shift(&self.plan));
             }
             None => {
                 self.pairs_empty += 1;
@@ -498,7 +507,7 @@ impl Experiment {
 
     /// Whether nothing more is to be found out.
     pub fn is_decided(&self) -> bool {
-        matches!(self.judgement, Judgement::Better | Judgement::Worse)
+        matches!(self.judgement, Judgement::Better | Judgement::Worse | Judgement::TooSlow)
     }
 
     /// The evidence against "as good as the margin allows": what decides.
@@ -515,8 +524,8 @@ impl Experiment {
         &self.shadow
     }
 
-    /// How likely a B as good as A breaches each guard by accident: before the first pair has ended from requests
-    /// before the test, then from A's.
+    /// How likely a B as good as A breaches each guard by accident: from requests before the test and, once the first
+    /// pair has ended, A's.
     pub fn accidents(&self) -> &[GuardReport] {
         &self.accidents
     }

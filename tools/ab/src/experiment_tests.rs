@@ -94,6 +94,59 @@ fn without_an_effect_it_runs_to_its_end_and_no_longer() {
     assert_eq!(bench.experiment.ratio(), 1.0);
 }
 
+/// Requests of either arm differ by factors, so 10 % would take hours.
+#[test]
+fn it_ends_early_if_there_is_no_hope_to_tell_a_small_difference() {
+    let end = |to_end: bool, noise: f64| {
+        let mut random = fastrand::Rng::with_seed(5);
+        let mut bench = Bench::new(Plan { to_end, ..plan(Metric::HpP99) });
+        let ended = bench.run(|_, sample| {
+            requests(sample, 5, (10e6 * (noise * (random.f64() - 0.5)).exp()) as u64);
+        });
+        (ended, bench.experiment)
+    };
+    let (ended, experiment) = end(false, 6.0);
+    assert_eq!((ended.reason, experiment.blocks().len()), (Reason::Futile, 80), "{ended:?}");
+    assert!(ended.message.contains("10 % would take too long"), "{ended:?}");
+    let conclusion = crate::verdict::conclude(&experiment, experiment.overall().as_ref());
+    assert_eq!(conclusion.verdict, crate::Verdict::Undecided, "{conclusion:?}");
+    assert!(conclusion.needs_s.unwrap() > 3.0 * 28.0, "{conclusion:?}");
+    assert_eq!(end(true, 6.0).0.reason, Reason::MaxTime, "asked to go on");
+    assert_eq!(end(false, 0.05).0.reason, Reason::MaxTime, "10 % would be seen in time");
+}
+
+/// B has its share of all the time that passes, which doubles; what A serves between pairs counts nowhere.
+#[test]
+fn b_serves_as_small_a_share_of_the_time_as_its_exposure() {
+    let (exposure, time_ns_max) = (0.05, 600_000_000_000);
+    let plan = Plan { exposure, time_ns_max, to_end: true, ..plan(Metric::HpP99) };
+    let mut bench = Bench::new(plan);
+    let mut served_ns = [0, 0];
+    let mut shares = Vec::new();
+    for pairs in [20, 40, 60, 80] {
+        let before = served_ns;
+        let is_enough = |experiment: &Experiment| {
+            // Until A has had its rest.
+            experiment.blocks().len() == 2 * pairs
+                && experiment.phase == Phase::Between
+                && experiment.rest_ns == 0
+        };
+        let ended = bench.run_until(is_enough, |arm, sample| {
+            served_ns[arm.index()] += sample.span_ns();
+            requests(sample, 5, 10_000_000);
+        });
+        assert_eq!(ended, None);
+        let [a, b] = [0, 1].map(|arm| (served_ns[arm] - before[arm]) as f64);
+        shares.push(b / (a + b));
+    }
+    for (share, expected) in shares.iter().zip([0.05, 0.1, 0.2, 0.4]) {
+        assert!((share / expected - 1.0).abs() < 0.05, "{shares:?}");
+    }
+    let counted = bench.experiment.blocks().iter().map(|block| block.requests);
+    assert!(counted.clone().all(|requests| requests == 30), "{:?}", counted.collect::<Vec<_>>());
+    assert!(bench.experiment.blocks().chunks(2).all(|pair| pair[0].arm != pair[1].arm));
+}
+
 #[test]
 fn a_breached_guard_ends_it_within_a_tick_of_bs_time_and_as_do_not_count() {
     let mut plan = plan(Metric::BeThroughput);
@@ -177,18 +230,25 @@ fn an_accident_of_a_guard_is_told_at_the_start_or_after_the_first_pair() {
     let guards =
         ["hp_p99<8ms", "hp_p99<1.2*A", "be_throughput>1%"].map(|text| text.parse().unwrap());
     let plan = Plan { guards: guards.into(), ..plan(Metric::HpP99) };
-    assert_eq!(limits_ns(&plan), [6_666_666, u64::MAX, u64::MAX]);
+    let limits = limits_ns(&plan);
+    assert_eq!(limits, [6_666_666, 1_600_000, u64::MAX, u64::MAX, u64::MAX, u64::MAX]);
     let chances = |e: &Experiment| e.accidents().iter().map(|g| g.accident).collect::<Vec<_>>();
     let mut experiment = Experiment::new(plan.clone(), 0).unwrap();
     assert_eq!(chances(&experiment), [None, Some(0.05), None], "nothing is known");
-    let before =
-        |over: f64| Before { requests: 9_000, per_s: 30.0, over_per_s: vec![over, 0.0, 0.0] };
-    experiment.requests_before(&before(0.0));
+    let before = |over: f64, near: f64| {
+        let over_per_s = vec![over, near, 0.0, 0.0, 0.0, 0.0];
+        Before { requests: 9_000, per_s: 30.0, over_per_s }
+    };
+    experiment.requests_before(before(0.0, 0.0));
     assert_eq!(chances(&experiment)[0], Some(0.0));
-    experiment.requests_before(&before(1.0));
+    // None that long was seen in 300 s, but the p99 is above a fifth of the limit.
+    experiment.requests_before(before(0.0, 0.4));
+    let unseen = chances(&experiment)[0].unwrap();
+    assert!((unseen - (1.0 - (-0.3_f64).exp())).abs() < 1e-9, "{unseen}");
+    experiment.requests_before(before(1.0, 1.0));
     assert!(chances(&experiment)[0] > Some(0.9), "{:?}", experiment.accidents());
     assert!(experiment.accidents()[0].warning().unwrap().contains("by accident in up to"));
-    experiment.requests_before(&Before { requests: 20, ..before(1.0) });
+    experiment.requests_before(Before { requests: 20, ..before(1.0, 1.0) });
     assert_eq!(chances(&experiment)[0], None, "too few");
     // B is far below the limit, and some of A's requests are above it.
     let mut bench = Bench::new(plan);
@@ -205,6 +265,50 @@ fn an_accident_of_a_guard_is_told_at_the_start_or_after_the_first_pair() {
         },
     );
     assert!(first.flatten() > Some(0.9), "{first:?}");
+}
+
+/// Requests that are carried over a cut, that begin in the washout and that do not end, are marked as the others are.
+#[test]
+fn the_queue_is_known_of_every_marked_request() {
+    use crate::report::Report;
+    use crate::sample::UnderWay;
+    let notes = |queue_known: bool| {
+        let mut experiment =
+            Experiment::new(Plan { to_end: true, ..plan(Metric::HpP99) }, 0).unwrap();
+        let (mut now_ns, mut cut_ns) = (0, 0_u64);
+        while experiment.blocks().len() < 40 {
+            let mut sample = Sample::new();
+            match experiment.next_action() {
+                Action::Switch(_) => experiment.switched(now_ns, &sample),
+                Action::Take { at_ns, cut } => {
+                    (sample.from_ns, sample.to_ns, now_ns) = (now_ns, at_ns, at_ns);
+                    match queue_known {
+                        true => sample.request_queued(1_000_000, 4_000_000),
+                        false => sample.request(5_000_000),
+                    }
+                    // Most of them in the washout before, and in the block before that.
+                    for ago_ns in [10_000_000, 90_000_000] {
+                        let began_ns = cut_ns.saturating_sub(ago_ns);
+                        sample.carry(Carried { began_ns, ns: at_ns - began_ns, queue_known });
+                    }
+                    let open = [1_000_000, 300_000_000, 900_000_000];
+                    for began_ns in open.map(|ago_ns| at_ns.saturating_sub(ago_ns)) {
+                        sample.under_way(UnderWay { began_ns, queue_known });
+                    }
+                    experiment.took(at_ns, cut, &sample);
+                    cut_ns = if cut { at_ns } else { cut_ns };
+                }
+                Action::End => panic!("{:?}", experiment.ended()),
+            }
+        }
+        let report = Report::new(&experiment, &Default::default(), now_ns, false);
+        let counted = |of: fn(&Block) -> u64| report.blocks.iter().map(of).sum::<u64>();
+        let own = counted(|block| block.open);
+        assert!(own > 0 && counted(|block| block.requests) > 400 + own, "{:?}", report.blocks);
+        report.caveats.join("\n")
+    };
+    assert!(notes(false).contains("inside the program"));
+    assert!(!notes(true).contains("inside the program"), "{}", notes(true));
 }
 
 #[test]

@@ -22,6 +22,8 @@ use std::collections::VecDeque;
 const SHARE_REQUESTS_MIN: u64 = 20;
 /// One slow request is an accident.
 const SLOW_REQUESTS_MIN: u64 = 2;
+/// Percentiles from this one on are of the tail.
+const TAIL_SHARE: f64 = 0.99;
 /// Most bytes of a guard's text.
 const BYTES_MAX: usize = 64;
 
@@ -76,9 +78,18 @@ impl Guard {
         self.times_a().is_some()
     }
 
-    /// Whether it says how long requests may take.
-    pub fn is_on_latency(&self) -> bool {
-        !matches!(self.limit, Limit::Work(_))
+    /// Whether it says how long all but a few requests may take, whatever A's take.
+    pub fn is_on_tail(&self) -> bool {
+        match self.limit {
+            Limit::Quantile { share, .. } => share >= TAIL_SHARE,
+            Limit::Slo(_) => true,
+            Limit::TimesA { .. } | Limit::Work(_) => false,
+        }
+    }
+
+    /// For a guard on the tail that is relative to A: so many times A's time.
+    pub fn times_a_of_tail(&self) -> Option<f64> {
+        self.times_a().filter(|(share, _)| *share >= TAIL_SHARE).map(|(_, times)| times)
     }
 
     /// Whether it needs the plan's objective.

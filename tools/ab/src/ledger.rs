@@ -7,7 +7,7 @@
 //! delays what it takes over must not look good either.
 
 use crate::design::Arm;
-use crate::sample::{Carried, Sample};
+use crate::sample::{Carried, Sample, UnderWay};
 use crate::tail::Tail;
 
 #[derive(Clone, Debug)]
@@ -29,8 +29,8 @@ pub struct Ledger {
     stretches: Vec<Stretch>,
     /// How many of `stretches` are blocks.
     blocks: usize,
-    /// When the requests under way began, as of the last look.
-    open: Vec<u64>,
+    /// Requests under way, as of the last look.
+    open: Vec<UnderWay>,
     looked_ns: u64,
 }
 
@@ -100,10 +100,14 @@ impl Ledger {
         }
     }
 
-    /// Requests that began in a block and are under way: their ages, ns.
-    pub fn open_of(&self, block: usize) -> impl Iterator<Item = u64> + '_ {
-        let own = move |began: &&u64| self.block_at(**began) == Some(block);
-        self.open.iter().filter(own).map(|began| self.looked_ns.saturating_sub(*began))
+    /// Requests that began in a block and are under way, with their ages as lengths.
+    pub fn open_of(&self, block: usize) -> impl Iterator<Item = Carried> + '_ {
+        let own = move |open: &&UnderWay| self.block_at(open.began_ns) == Some(block);
+        self.open.iter().filter(own).map(|open| self.so_far(*open))
+    }
+
+    fn so_far(&self, UnderWay { began_ns, queue_known }: UnderWay) -> Carried {
+        Carried { began_ns, ns: self.looked_ns.saturating_sub(began_ns), queue_known }
     }
 
     /// How much of a request's time, that began then and lasted so long, is B's: all of it if
@@ -126,18 +130,20 @@ impl Ledger {
 
     /// B's parts of the requests under way, ns.
     pub fn open_of_b(&self) -> Vec<u64> {
-        let age = |began: &u64| self.looked_ns.saturating_sub(*began);
-        self.open.iter().filter_map(|began| self.part_of_b(*began, age(began))).collect()
+        let part = |open: &UnderWay| {
+            let request = self.so_far(*open);
+            self.part_of_b(request.began_ns, request.ns)
+        };
+        self.open.iter().filter_map(part).collect()
     }
 
     /// Each block's arm, its own requests and what it inherited, those under way with their
     /// ages so far.
     pub fn tails(&self) -> Vec<(Arm, Tail, Tail)> {
         let mut all = self.clone();
-        for began_ns in &self.open {
-            let request =
-                Carried { began_ns: *began_ns, ns: self.looked_ns.saturating_sub(*began_ns) };
-            if let Some(own) = self.at(*began_ns) {
+        for open in &self.open {
+            let request = self.so_far(*open);
+            if let Some(own) = self.at(request.began_ns) {
                 all.stretches[own].own.add(request.ns, 1);
             }
             all.inherit(request);
@@ -162,8 +168,13 @@ mod tests {
 
     fn with(ledger: &mut Ledger, now_ns: u64, carried: &[(u64, u64)], open: &[u64]) {
         let mut sample = Sample::new();
-        carried.iter().for_each(|&(began_ns, ns)| sample.carry(Carried { began_ns, ns }));
-        open.iter().for_each(|began| sample.open_since(*began));
+        let queue_known = false;
+        for &(began_ns, ns) in carried {
+            sample.carry(Carried { began_ns, ns, queue_known });
+        }
+        for &began_ns in open {
+            sample.under_way(UnderWay { began_ns, queue_known });
+        }
         ledger.look(now_ns, &sample);
     }
 
@@ -183,8 +194,11 @@ mod tests {
     fn a_request_under_way_is_as_old_as_it_is_in_every_block_it_reaches() {
         let mut ledger = ledger();
         with(&mut ledger, 6_000, &[], &[2_900, 5_500]);
-        assert_eq!(ledger.open_of(0).collect::<Vec<_>>(), [3_100]);
-        assert_eq!(ledger.open_of(2).collect::<Vec<_>>(), [500]);
+        let ages = |ledger: &Ledger, block| -> Vec<u64> {
+            ledger.open_of(block).map(|request| request.ns).collect()
+        };
+        assert_eq!(ages(&ledger, 0), [3_100]);
+        assert_eq!(ages(&ledger, 2), [500]);
         let tails = ledger.tails();
         assert_eq!(tails.iter().map(|t| t.1.requests()).collect::<Vec<_>>(), [1, 0, 1]);
         assert_eq!(tails.iter().map(|t| t.2.requests()).collect::<Vec<_>>(), [0, 1, 1]);

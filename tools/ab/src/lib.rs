@@ -17,6 +17,7 @@ pub mod accident;
 mod beside;
 pub mod betting;
 pub mod combine;
+mod cost;
 pub mod design;
 pub mod experiment;
 pub mod guard;

@@ -6,6 +6,7 @@ use crate::accident;
 pub use crate::accident::GuardReport;
 use crate::beside;
 pub use crate::beside::{Beside, Rate};
+use crate::cost;
 use crate::design::{Arm, Plan};
 use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
 use crate::interval::{self, Bounds};
@@ -184,6 +185,9 @@ pub struct Report {
     pub finding: Finding,
     /// Both arms over all blocks.
     pub overall: Option<OverallReport>,
+    /// For `be_throughput`: the percentile of all requests, unless a guard says what they may take.
+    #[serde(default)]
+    pub tail: Option<OverallReport>,
     /// For `hp_p99`: which percentile a block's figure is, from its number of requests.
     pub block_quantile: Option<f64>,
     /// The largest e-value so far; beyond 1 / alpha "no difference" is rejected.
@@ -222,6 +226,10 @@ pub struct Report {
     /// The effect over time; at most 150 points.
     pub history: Vec<Point>,
 }
+
+/// What is said of an estimate at an early end.
+pub(crate) const INFLATED: &str = "the effect was measured until it was clear, so its estimate is too large on average; \
+    the interval is not";
 
 /// Where a report's statistics come from, for the report itself.
 const TEST: &str = "betting on the signs of pair differences: exactly valid under the randomised \
@@ -281,6 +289,7 @@ impl Report {
             needs_s: conclusion.needs_s,
             finding,
             overall: overall.as_ref().map(OverallReport::new),
+            tail: cost::tail(experiment).as_ref().map(OverallReport::new),
             block_quantile: block_quantile(experiment),
             beside: beside::all(experiment),
             rates: beside::rates(experiment),
@@ -335,11 +344,7 @@ impl Report {
             );
         }
         if self.decided_early {
-            all.push(
-                "the effect was measured until it was clear, so its estimate is too large on \
-                 average; the interval is not"
-                    .into(),
-            );
+            all.push(INFLATED.into());
         }
         all.extend(self.guards.iter().filter_map(GuardReport::warning));
         let (slow_a, slow_b) = (self.a.blocks_slow, self.b.blocks_slow);

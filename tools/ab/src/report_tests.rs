@@ -69,13 +69,15 @@ fn report(ratio: f64, blocks: usize) -> Report {
 
 #[test]
 fn more_best_effort_work_at_the_cost_of_requests_is_not_better_unless_a_guard_allows_it() {
-    let verdict = |ratio: f64, guards: &[&str]| {
+    let of = |ratio: f64, guards: &[&str], requests: usize, blocks_min_better: u32| {
         let guards = guards.iter().map(|guard| guard.parse().unwrap()).collect();
-        let plan = Plan { guards, to_end: true, ..Plan::of(Metric::BeThroughput) };
-        let experiment = experiment_with(ratio, (50, 2.0), 60, plan);
+        let plan =
+            Plan { guards, to_end: true, blocks_min_better, ..Plan::of(Metric::BeThroughput) };
+        let experiment = experiment_with(ratio, (requests, 2.0), 60, plan);
         let report = Report::new(&experiment, &arms(), 1, true);
         (report.verdict, report.why)
     };
+    let verdict = |ratio: f64, guards: &[&str]| of(ratio, guards, 50, 60);
     let (kept, why) = verdict(3.0, &[]);
     assert_eq!(kept, Verdict::KeepA, "{why}");
     assert!(why.contains("more best-effort work, but its hp_p") && why.contains("guard"), "{why}");
@@ -83,6 +85,16 @@ fn more_best_effort_work_at_the_cost_of_requests_is_not_better_unless_a_guard_al
     assert_eq!(verdict(3.0, &["be_throughput>1%"]).0, Verdict::KeepA);
     assert_eq!(verdict(3.0, &["hp_p99<1s"]).0, Verdict::PromoteB);
     assert_eq!(verdict(1.0, &[]).0, Verdict::PromoteB);
+    // A guard on the median says nothing of the tail; one relative to A says how much slower it may be.
+    assert_eq!(verdict(3.0, &["hp_p50<1s"]).0, Verdict::KeepA);
+    assert_eq!(verdict(1.4, &[]).0, Verdict::KeepA);
+    assert_eq!(verdict(1.4, &["hp_p99<1.6*A"]).0, Verdict::PromoteB);
+    // Slow blocks could be missed in 60, if there are requests, and no guard says what they may take.
+    let (undecided, why) = of(1.0, &[], 50, 480);
+    assert_eq!(undecided, Verdict::Undecided);
+    assert!(why.contains("its requests are not slower is not shown yet and needs"), "{why}");
+    assert_eq!(of(1.0, &["hp_p99<1s"], 50, 480).0, Verdict::PromoteB);
+    assert_eq!(of(1.0, &[], 0, 480).0, Verdict::PromoteB);
 }
 
 #[test]
@@ -157,6 +169,35 @@ fn loads_that_are_far_apart_are_told_and_not_called_the_same() {
     assert!(report.text().contains("no difference is shown"), "{}", report.text());
     let notes = report.think_twice();
     assert!(notes.len() == 1 && notes[0].contains("inside the program"), "{notes:?}");
+}
+
+/// B is 5 % slower.
+#[test]
+fn a_margin_prefers_a_b_that_is_hardly_worse() {
+    let verdict = |margin: f64| {
+        let plan = Plan { margin, to_end: true, blocks_min_better: 60, ..Plan::of(Metric::HpP99) };
+        Report::new(&experiment(1.05, 60, plan), &arms(), 1, false)
+    };
+    assert_eq!(verdict(0.0).verdict, Verdict::KeepA);
+    assert_eq!(verdict(0.02).verdict, Verdict::KeepA);
+    let within = verdict(0.1);
+    assert_eq!(within.verdict, Verdict::PromoteB, "{}", within.text());
+    assert!(within.effect.low > Some(1.0), "it is worse all the same: {:?}", within.effect);
+}
+
+#[test]
+fn an_estimate_of_a_test_that_ended_when_it_was_decided_is_said_to_be_inflated() {
+    let of = |to_end: bool| {
+        let plan = Plan { to_end, ..Plan::of(Metric::HpP99) };
+        Report::new(&experiment(1.3, 200, plan), &arms(), 1, false)
+    };
+    let early = of(false);
+    assert_eq!(early.ended.as_ref().map(|ended| ended.reason), Some(Reason::Decided));
+    assert!(early.decided_early && early.blocks.len() < 100, "{}", early.blocks.len());
+    assert!(early.text().contains("estimate is too large on average"), "{}", early.text());
+    let whole = of(true);
+    assert!(!whole.decided_early && whole.verdict == Verdict::KeepA);
+    assert!(!whole.text().contains("too large on average"), "{}", whole.text());
 }
 
 /// An experiment of 60 blocks that was ended so.

@@ -25,6 +25,17 @@ pub struct Carried {
     pub began_ns: u64,
     /// Time from the request's begin to its end, ns.
     pub ns: u64,
+    /// Whether that includes what it waited inside the program.
+    pub queue_known: bool,
+}
+
+/// A request that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnderWay {
+    /// When it began, ns.
+    pub began_ns: u64,
+    /// Whether what it waits inside the program is part of its time.
+    pub queue_known: bool,
 }
 
 /// See the module's documentation.
@@ -36,8 +47,8 @@ pub struct Sample {
     pub to_ns: u64,
     /// Requests that ended here and began before the last cut; not among the others.
     pub carried: Vec<Carried>,
-    /// When the requests that are under way at the end began, ns.
-    pub open: Vec<u64>,
+    /// Requests that are under way at the end.
+    pub open: Vec<UnderWay>,
     /// Requests whose time includes what they waited inside the program.
     pub queue_known: u64,
     /// Best-effort work that ended, in GPU time that it takes undisturbed, ns.
@@ -86,10 +97,15 @@ impl Sample {
         self.latencies.add(ns.max(1), 1);
     }
 
+    /// The same, with whether that includes what it waited inside the program.
+    pub fn request_of(&mut self, ns: u64, queue_known: bool) {
+        self.request(ns);
+        self.queue_known += u64::from(queue_known);
+    }
+
     /// A request took so long, and had waited inside the program before, as the program marked it.
     pub fn request_queued(&mut self, queued_ns: u64, ns: u64) {
-        self.request(queued_ns.saturating_add(ns));
-        self.queue_known += 1;
+        self.request_of(queued_ns.saturating_add(ns), true);
     }
 
     /// A request ended that had begun before the last cut.
@@ -99,10 +115,10 @@ impl Sample {
         }
     }
 
-    /// A request that began then is under way.
-    pub fn open_since(&mut self, began_ns: u64) {
+    /// A request is under way.
+    pub fn under_way(&mut self, request: UnderWay) {
         if self.open.len() < CARRIED_MAX {
-            self.open.push(began_ns);
+            self.open.push(request);
         }
     }
 
@@ -186,14 +202,15 @@ mod tests {
         let mut next = Sample::new();
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
         (first.be_waited_ns, next.be_waited_ns, next.preemptions) = (3, 4, 2);
-        next.carry(Carried { began_ns: 7, ns: 9 });
-        next.open_since(8);
+        next.carry(Carried { began_ns: 7, ns: 9, queue_known: false });
+        let under_way = UnderWay { began_ns: 8, queue_known: true };
+        next.under_way(under_way);
         next.request(u64::MAX);
         first.extend(&next);
         assert_eq!((first.requests(), first.work_ns), (101, 5));
         assert_eq!((first.from_ns, first.span_ns()), (100, 200));
         assert_eq!((first.be_waited_ns, first.preemptions), (7, 2));
-        assert_eq!((first.carried.len(), &first.open), (1, &vec![8]));
+        assert_eq!((first.carried.len(), &first.open), (1, &vec![under_way]));
         first.request_queued(2_000_000, 1_000_000);
         assert_eq!((first.queue_known, first.requests()), (1, 102));
         first.clear();

@@ -73,7 +73,7 @@ fn found(finding: Finding, metric: Metric) -> String {
 impl Combined {
     /// The report as a few lines of text.
     pub fn text(&self) -> String {
-        format!(
+        let mut out = format!(
             "{}: {}\n\n{} (A) against {} (B) on {}: {} reports, {} pairs of blocks\n  effect       {}; {}\n  \
              evidence     {:.1}; {:.0} rejects \"no difference\" at level {}\n",
             self.verdict.as_str(),
@@ -88,7 +88,11 @@ impl Combined {
             self.e_value,
             1.0 / self.alpha,
             self.alpha
-        )
+        );
+        for caveat in &self.caveats {
+            let _ = write!(out, "\nnote: {caveat}\n");
+        }
+        out
     }
 }
 
@@ -135,7 +139,7 @@ impl Report {
             self.arm(out, arm, summary)?;
         }
         writeln!(out)?;
-        if let Some(overall) = &self.overall {
+        for overall in self.overall.iter().chain(&self.tail) {
             let name = match overall.quantile {
                 Some(share) => format!("{} of all requests", quantile_name(share)),
                 None => format!("{} over all blocks", plan.metric),

@@ -1,9 +1,8 @@
 //! What an operator is to do after a test.
 
-use crate::beside;
+use crate::cost;
 use crate::design::Arm;
 use crate::experiment::{Experiment, Judgement, OVERALL_MARGIN, Reason, SAMPLE_RATIO_ALPHA};
-use crate::guard::Guard;
 use crate::metric::Metric;
 use crate::overall::Overall;
 use serde::{Deserialize, Serialize};
@@ -111,37 +110,44 @@ pub(crate) fn difference_needs_s(experiment: &Experiment) -> Option<f64> {
 /// s; if B is better in most blocks, until the figure over all requests is as sure as it must be.
 fn needs_s(experiment: &Experiment, overall: Option<&Overall>) -> Option<f64> {
     let plan = experiment.plan();
-    let most = if plan.metric == Metric::BeThroughput {
-        plan.blocks_min
-    } else {
-        plan.blocks_min.max(plan.blocks_min_better)
-    };
     let pairs = experiment.differences().len() as f64;
-    let least = f64::from(most) / 2.0;
+    let least = experiment.blocks_min_better().max(plan.blocks_min as usize) as f64 / 2.0;
     if experiment.judgement() != Judgement::BetterInMost {
         let needed = pairs_needed(experiment.differences())?.max(least);
         return Some(pairs_take_s(experiment, needed - pairs));
     }
+    if pairs < PAIRS_MIN as f64 {
+        return None;
+    }
+    // The distance of a bound falls with the square root of the number of pairs.
+    let until = |overall: &Overall, sign: f64, allowed: f64| {
+        let worst = if sign > 0.0 { overall.bounds.high } else { overall.bounds.low };
+        let distance = (worst? - overall.ln_ratio).abs();
+        let allowed = allowed.ln() - sign * overall.ln_ratio;
+        (allowed > 0.0).then(|| pairs * (distance / allowed).powi(2))
+    };
     let sign = if plan.metric.lower_is_better() { 1.0 } else { -1.0 };
-    let overall = overall.filter(|o| sign * o.ln_ratio <= 0.0 && pairs >= PAIRS_MIN as f64)?;
-    let worst = if sign > 0.0 { overall.bounds.high } else { overall.bounds.low };
-    // The distance of the bound falls with the square root of the number of pairs.
-    let distance = (worst? - overall.ln_ratio).abs();
-    let allowed = OVERALL_MARGIN.max(plan.margin).ln_1p() - sign * overall.ln_ratio;
-    let needed = pairs * (distance / allowed).powi(2);
-    Some(pairs_take_s(experiment, needed.max(least) - pairs))
+    let overall = overall.filter(|o| sign * o.ln_ratio <= 0.0)?;
+    let mut needed = least.max(until(overall, sign, 1.0 + OVERALL_MARGIN.max(plan.margin))?);
+    if let Some(allowed) = cost::allowed_of(plan, experiment.blocks()) {
+        needed = needed.max(until(&cost::tail(experiment)?, 1.0, allowed)?);
+    }
+    Some(pairs_take_s(experiment, needed - pairs))
 }
 
 fn undecided(experiment: &Experiment, overall: Option<&Overall>) -> Conclusion {
     let needs_s = needs_s(experiment, overall);
     let metric = experiment.plan().metric;
     let most_blocks = experiment.judgement() == Judgement::BetterInMost;
-    let found = if most_blocks {
+    let found = if most_blocks && cost::matters(experiment) {
+        "B does more best-effort work; that its requests are not slower is not shown yet".to_owned()
+    } else if most_blocks {
         "B is better in most blocks; that it is not worse in some is not shown yet".to_owned()
     } else {
         format!("no difference on {metric} is shown")
     };
     let why = match needs_s {
+        None if experiment.differences().len() >= PAIRS_MIN => found,
         None => format!("{found}; {PAIRS_MIN} pairs of blocks are needed for a forecast"),
         Some(s) if s >= 1.0 => {
             let minutes = (s / 60.0 * 10.0).ceil() / 10.0;
@@ -157,25 +163,6 @@ fn undecided(experiment: &Experiment, overall: Option<&Overall>) -> Conclusion {
         ),
     };
     Conclusion { verdict: Verdict::Undecided, why, needs_s }
-}
-
-/// Why more best-effort work does not make B better: requests take surely longer, and no guard on latency says
-/// that they may.
-fn what_it_costs(experiment: &Experiment) -> Option<String> {
-    let plan = experiment.plan();
-    if plan.metric != Metric::BeThroughput || plan.guards.iter().any(Guard::is_on_latency) {
-        return None;
-    }
-    let most = 1.0 + OVERALL_MARGIN.max(plan.margin);
-    let beside = beside::of_blocks(experiment);
-    let slower = beside
-        .iter()
-        .find(|b| b.name.starts_with("hp_") && b.effect.low.is_some_and(|low| low > most))?;
-    Some(format!(
-        "B does more best-effort work, but its {} is {}: a guard such as hp_p99<1.2*A says what it may cost",
-        slower.name,
-        ratio_in_words(slower.effect.ratio)
-    ))
 }
 
 /// What the test says to do, now or after its end.
@@ -208,8 +195,8 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
         format!("{} is {}", overall_name(metric, overall), ratio_in_words(overall.ln_ratio.exp()))
     };
     match experiment.judgement() {
-        Judgement::Better if let Some(why) = what_it_costs(experiment) => {
-            return say(Verdict::KeepA, why);
+        Judgement::TooSlow => {
+            return say(Verdict::KeepA, cost::in_most_blocks(experiment).unwrap_or_default());
         }
         Judgement::Better => {
             let why = overall.map_or_else(String::new, whole);
@@ -220,6 +207,11 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
         }
         Judgement::Worse => {
             return say(Verdict::KeepA, format!("B is worse on {metric}, block by block"));
+        }
+        Judgement::BetterInMost if ended.is_some() => {
+            if let Some(why) = cost::in_the_end(experiment) {
+                return say(Verdict::KeepA, why);
+            }
         }
         Judgement::BetterInMost | Judgement::Open => {}
     }

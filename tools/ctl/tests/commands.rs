@@ -256,6 +256,36 @@ fn the_verdict_of_an_ab_test_is_an_exit_code() {
     }
 }
 
+/// So do those of `ab combine`, which needs no core.
+#[test]
+fn the_verdict_of_combined_reports_is_an_exit_code() {
+    use tally_ab::report::ArmSource;
+    use tally_ab::{Experiment, Metric, Plan, Reason, Report, Verdict};
+    let dir = tempfile::tempdir().unwrap();
+    let file = |seed: u64, verdict: Verdict, reason: Reason| {
+        let mut experiment = Experiment::new(Plan { seed, ..Plan::of(Metric::HpP99) }, 0).unwrap();
+        experiment.stop(1, reason, "");
+        let arms = ["a", "b"].map(|name| ArmSource { digest: name.into(), ..Default::default() });
+        let report = Report { verdict, ..Report::new(&experiment, &arms, 1, false) };
+        let path = dir.path().join(format!("{seed}.json"));
+        std::fs::write(&path, serde_json::to_string(&report).unwrap()).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let good = file(1, Verdict::Undecided, Reason::MaxTime);
+    for (seed, verdict, reason, code) in [
+        (2, Verdict::Undecided, Reason::MaxTime, 4),
+        (3, Verdict::KeepA, Reason::NotServed, 3),
+        (4, Verdict::Withdrawn, Reason::Guard, 5),
+        (5, Verdict::Invalid, Reason::NoTraffic, 6),
+    ] {
+        let other = file(seed, verdict, reason);
+        let output = tallyctl(&dir.path().join("none"), &["ab", "combine", &good, &other]);
+        assert_eq!(output.status.code(), Some(code), "{verdict:?}: {}", said(&output));
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(printed.starts_with(verdict.as_str()), "{printed}");
+    }
+}
+
 #[test]
 fn status_watch_goes_on_while_the_core_is_started_anew() {
     let dir = tempfile::tempdir().unwrap();

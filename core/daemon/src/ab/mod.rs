@@ -100,7 +100,7 @@ async fn begin(
     let mut experiment =
         Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
     match before {
-        Ok(before) => experiment.requests_before(&before),
+        Ok(before) => experiment.requests_before(before),
         Err(why) => {
             tracing::warn!("what guards say of requests before the test is not known: {why}")
         }

@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ab::Sample;
-use tally_ab::sample::{Carried, Requests};
+use tally_ab::sample::{Carried, Requests, UnderWay};
 use tally_contract::limits::{OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX};
 use tally_engine::OpenUnit;
 use tally_engine::policy::ClientId;
@@ -31,6 +31,8 @@ struct Open {
     came_ns: u64,
     /// It began with the launch of a CUDA graph. Not known of one that ended.
     is_graph: bool,
+    /// Whether the client stated how long it queued in the program.
+    queue_known: bool,
 }
 
 impl Open {
@@ -260,19 +262,21 @@ impl Marks {
     fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
         self.open.clear();
         let last_ns = now_ns.max(self.registered_ns);
-        let open = |began_ns, stated_ns: u64, is_graph| {
+        let open = |began_ns, stated_ns: u64, is_graph, queue_known| {
             let came_ns = stated_ns.clamp(self.registered_ns, last_ns);
-            Open { began_ns, came_ns, is_graph }
+            Open { began_ns, came_ns, is_graph, queue_known }
         };
         for (began_ns, What { kind, age_us, .. }) in from.open() {
             self.has_any = true;
             if kind == Kind::Request {
-                self.open.push(open(began_ns, stated_ns(began_ns, age_us), false));
+                let came_ns = stated_ns(began_ns, age_us);
+                self.open.push(open(began_ns, came_ns, false, age_us.is_some()));
             }
         }
         self.has_requests |= !self.open.is_empty();
         if !self.has_requests {
-            self.open.extend(from.open_streams().map(|(ns, is_graph)| open(ns, ns, is_graph)));
+            self.open
+                .extend(from.open_streams().map(|(ns, is_graph)| open(ns, ns, is_graph, false)));
         }
     }
 
@@ -400,7 +404,7 @@ impl Marks {
         let most_ns = now_ns.saturating_sub(self.registered_ns);
         let ns = ended_ns.saturating_sub(came_ns).min(most_ns);
         let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns).min(ns));
-        let open = Open { began_ns, came_ns, is_graph: false };
+        let open = Open { began_ns, came_ns, is_graph: false, queue_known: age_us.is_some() };
         Some(Unit { kind, open, ns, queued_ns })
     }
 
@@ -441,9 +445,9 @@ impl Marks {
             return;
         }
         for unit in &self.ended {
-            let Open { came_ns: began_ns, .. } = unit.open;
+            let Open { came_ns: began_ns, queue_known, .. } = unit.open;
             match began_ns < self.cut_ns {
-                true => Requests::carry(sample, Carried { began_ns, ns: unit.ns }),
+                true => Requests::carry(sample, Carried { began_ns, ns: unit.ns, queue_known }),
                 false => unit.count(sample),
             }
         }
@@ -457,6 +461,12 @@ impl Marks {
     /// When the requests that are under way came, ns.
     pub fn open_since_ns(&self) -> impl Iterator<Item = u64> + '_ {
         self.open.iter().map(|open| open.came_ns)
+    }
+
+    /// The requests that are under way, for an A/B test.
+    pub fn under_way(&self) -> impl Iterator<Item = UnderWay> + '_ {
+        let of = |open: &Open| UnderWay { began_ns: open.came_ns, queue_known: open.queue_known };
+        self.open.iter().map(of)
     }
 
     /// All figures, as of the last pass; `None` if nothing was marked.

@@ -56,7 +56,7 @@ impl Measuring {
             old.preemptions = yields - self.yields;
             old.faults = engine.policy_stats().faults.values().sum();
             let open = clients.iter().filter_map(|c| c.marks.as_ref());
-            open.flat_map(|marks| marks.open_since_ns()).for_each(|at| old.open_since(at));
+            open.flat_map(|marks| marks.under_way()).for_each(|open| old.under_way(open));
         }
         if cut || old.is_none() {
             clients.iter_mut().filter_map(|c| c.marks.as_mut()).for_each(|marks| marks.cut(now_ns));

@@ -1,7 +1,8 @@
 //! What the finished pairs say, and whether both arms serve.
 
 use super::{Experiment, SAMPLE_RATIO_ALPHA};
-use crate::design::Arm;
+use crate::cost;
+use crate::design::{Arm, Plan};
 use crate::metric::Metric;
 use crate::overall::{Overall, Part, overall};
 use crate::report::Block;
@@ -17,13 +18,46 @@ const SERVED_MIN: u64 = 10;
 /// margin.
 pub const OVERALL_MARGIN: f64 = 0.2;
 /// Standard deviations by which B's slow blocks must exceed A's to be more than chance.
-pub const SLOW_BLOCKS_SD: f64 = 1.5;
+const SLOW_BLOCKS_SD: f64 = 1.5;
 /// Pairs without which nothing is futile.
 const FUTILE_PAIRS_MIN: usize = 40;
 /// It is futile to need so many times the time that is left.
 const FUTILE_FACTOR: f64 = 3.0;
 /// Evidence of 2 hints at a difference.
 const FUTILE_LN_E_MAX: f64 = 0.69;
+
+/// Whether more blocks of B than of A were slow, by more than chance makes likely: a slow state that has been seen in few
+/// blocks yet does not show in the figure over all requests.
+pub fn is_more_than_chance([a, b]: [usize; 2]) -> bool {
+    let (a, b) = (a as f64, b as f64);
+    b > a + SLOW_BLOCKS_SD * a.sqrt()
+}
+
+/// The largest difference that is not "worse", on the logarithmic scale.
+pub(crate) fn shift(plan: &Plan) -> f64 {
+    let ln = plan.margin.ln_1p();
+    if plan.metric.lower_is_better() { ln } else { -ln }
+}
+
+/// Each arm's blocks in which this figure is worse than twice the median of A's.
+pub(crate) fn slow_by(
+    blocks: &[Block],
+    figure: impl Fn(&Block) -> Option<f64>,
+    lower_is_better: bool,
+) -> [usize; 2] {
+    let values = |arm| {
+        let blocks = blocks.iter().filter(move |block| block.arm == arm);
+        blocks.filter_map(&figure)
+    };
+    let mut of_a: Vec<f64> = values(Arm::A).collect();
+    of_a.sort_by(f64::total_cmp);
+    let Some(median) = of_a.get(of_a.len() / 2).copied() else { return [0; 2] };
+    let is_slow = |value: &f64| match lower_is_better {
+        true => *value > 2.0 * median,
+        false => *value < median / 2.0,
+    };
+    [Arm::A, Arm::B].map(|arm| values(arm).filter(is_slow).count())
+}
 
 /// What the finished pairs say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +66,8 @@ pub enum Judgement {
     Better,
     /// B is worse in the sequential test.
     Worse,
+    /// B does more best-effort work, and its requests take surely longer than that may cost.
+    TooSlow,
     /// B is better in the sequential test, and that is not enough yet.
     BetterInMost,
     /// The pairs show no difference so far.
@@ -64,12 +100,6 @@ impl Served {
 }
 
 impl Experiment {
-    /// The largest difference that is not "worse", on the logarithmic scale.
-    pub(super) fn shift(&self) -> f64 {
-        let ln = self.plan.margin.ln_1p();
-        if self.plan.metric.lower_is_better() { ln } else { -ln }
-    }
-
     pub(super) fn judge(&self) -> Judgement {
         let pairs = self.differences.len();
         if !self.decision.rejects(self.plan.alpha) || 2 * pairs < self.plan.blocks_min as usize {
@@ -80,14 +110,21 @@ impl Experiment {
         if is_lower != lower_is_better {
             return Judgement::Worse;
         }
-        let of_requests = self.plan.metric != Metric::BeThroughput;
-        if of_requests && 2 * pairs < self.plan.blocks_min_better as usize {
+        if cost::in_most_blocks(self).is_some() {
+            return Judgement::TooSlow;
+        }
+        if 2 * pairs < self.blocks_min_better() {
             return Judgement::BetterInMost;
         }
         // B's lower times under a load that it did not serve say little.
         let lost = self.sample_ratio.rejects(SAMPLE_RATIO_ALPHA) && self.serves_less();
         match self.overall() {
-            Some(overall) if !lost && !self.is_rarely_slow() && self.is_overall_well(&overall) => {
+            Some(overall)
+                if !lost
+                    && !is_more_than_chance(self.slow_blocks())
+                    && self.is_overall_well(&overall)
+                    && cost::is_low(self) =>
+            {
                 Judgement::Better
             }
             _ => Judgement::BetterInMost,
@@ -106,27 +143,15 @@ impl Experiment {
         }
     }
 
-    /// Whether more blocks of B than of A were slow, by more than chance makes likely: a slow state
-    /// that has been seen in few blocks yet does not show in the figure over all requests.
-    fn is_rarely_slow(&self) -> bool {
-        let [a, b] = self.slow_blocks().map(|slow| slow as f64);
-        b > a + SLOW_BLOCKS_SD * a.sqrt()
+    /// Blocks without which B is not preferred.
+    pub(crate) fn blocks_min_better(&self) -> usize {
+        let of_requests = self.plan.metric != Metric::BeThroughput || cost::matters(self);
+        if of_requests { self.plan.blocks_min_better as usize } else { 0 }
     }
 
     /// Each arm's blocks whose figure is worse than twice the median of A's.
     pub fn slow_blocks(&self) -> [usize; 2] {
-        let values = |arm| {
-            let blocks = self.blocks.iter().filter(move |block| block.arm == arm);
-            blocks.filter_map(|block| block.value)
-        };
-        let mut of_a: Vec<f64> = values(Arm::A).collect();
-        of_a.sort_by(f64::total_cmp);
-        let Some(median) = of_a.get(of_a.len() / 2).copied() else { return [0; 2] };
-        let is_slow = |value: &f64| match self.plan.metric.lower_is_better() {
-            true => *value > 2.0 * median,
-            false => *value < median / 2.0,
-        };
-        [Arm::A, Arm::B].map(|arm| values(arm).filter(is_slow).count())
+        slow_by(&self.blocks, |block| block.value, self.plan.metric.lower_is_better())
     }
 
     /// Whether it is not worth going on: a difference of 10 % would take much longer than there is
@@ -154,7 +179,12 @@ impl Experiment {
 
     /// Both arms' figures over all of their finished pairs.
     pub fn overall(&self) -> Option<Overall> {
-        overall(&self.parts(self.plan.metric), self.plan.alpha, self.plan.seed)
+        self.overall_of(self.plan.metric)
+    }
+
+    /// The same of another metric.
+    pub(crate) fn overall_of(&self, metric: Metric) -> Option<Overall> {
+        overall(&self.parts(metric), self.plan.alpha, self.plan.seed)
     }
 
     /// Each finished pair's parts, A's first. B's requests include what it took over from A.

@@ -3,12 +3,12 @@
 //! [`Experiment`] as the core runs it.
 
 use super::{binomial_max, exponential, normal};
+use crate::accident::{self, Before};
 use crate::design::{Arm, Knowledge, Plan, State};
 use crate::experiment::{Action, Experiment};
 use crate::interval::{self, Bounds};
 use crate::metric::Metric;
-use crate::report::ArmSource;
-use crate::report::Report;
+use crate::report::{ArmSource, GuardReport, Report};
 use crate::sample::Sample;
 use crate::verdict::{Verdict, conclude};
 use fastrand::Rng;
@@ -66,12 +66,31 @@ impl Model {
     }
 }
 
-/// Requests of a service in order of arrival: when, and how long, s.
-fn requests(model: Model, block_s: f64, test_s: f64, random: &mut Rng) -> Vec<(f64, f64)> {
+/// Requests of a service in order of arrival: when, and how long, s. The first `before_s` are before the test, which
+/// begins at 0.
+fn requests(
+    model: Model,
+    block_s: f64,
+    (before_s, test_s): (f64, f64),
+    random: &mut Rng,
+) -> Vec<(f64, f64)> {
+    let mut all = requests_of(model, block_s, (before_s, test_s), random);
+    all.iter_mut().for_each(|request| request.0 -= before_s);
+    all
+}
+
+/// The same, where the test begins at `before_s`.
+fn requests_of(
+    model: Model,
+    block_s: f64,
+    (before_s, test_s): (f64, f64),
+    random: &mut Rng,
+) -> Vec<(f64, f64)> {
+    let end_s = before_s + test_s;
     let service = |random: &mut Rng, mean_s: f64| mean_s * (0.4 * normal(random) - 0.08).exp();
     let poisson = |random: &mut Rng, rate: f64| {
         let (mut at, mut all) = (0.0, Vec::new());
-        while at < test_s {
+        while at < end_s {
             at += exponential(random) / rate;
             all.push(at);
         }
@@ -88,7 +107,7 @@ fn requests(model: Model, block_s: f64, test_s: f64, random: &mut Rng) -> Vec<(f
     // Requests a second and mean duration of each state, s.
     let two_states = |states: [(f64, f64); 2], mean_s, random: &mut Rng| {
         let (mut at, mut until, mut state, mut all) = (0.0, 0.0, 0, Vec::new());
-        while at < test_s {
+        while at < end_s {
             if at >= until {
                 state = 1 - state;
                 until = at + exponential(random) * states[state].1;
@@ -125,7 +144,9 @@ fn requests(model: Model, block_s: f64, test_s: f64, random: &mut Rng) -> Vec<(f
                 .collect()
         }
         Model::Diurnal => {
-            let level = |at: f64| (1.2 * (std::f64::consts::TAU * at / test_s + 1.0).sin()).exp();
+            let level = |at: f64| {
+                (1.2 * (std::f64::consts::TAU * (at - before_s) / test_s + 1.0).sin()).exp()
+            };
             poisson(random, 50.0)
                 .into_iter()
                 .map(|at| (at, level(at) * service(random, 0.005)))
@@ -137,7 +158,7 @@ fn requests(model: Model, block_s: f64, test_s: f64, random: &mut Rng) -> Vec<(f
             loop {
                 let who = (0..4).min_by(|a, b| next[*a].total_cmp(&next[*b])).unwrap_or(0);
                 let at = next[who];
-                if at >= test_s {
+                if at >= end_s {
                     return all;
                 }
                 if at >= block {
@@ -174,12 +195,23 @@ pub fn test(model: Model, plan: Plan, ratio: f64) -> Experiment {
 
 /// The same with what best-effort launches wait, and how often they are preempted, times `waits` under B.
 pub(super) fn test_with_waits(model: Model, plan: Plan, ratio: f64, waits: f64) -> Experiment {
+    test_after(model, plan, (ratio, waits), 0.0).0
+}
+
+/// The same after so much time in which the core saw requests, s; and what it said of guards when the test began.
+pub(super) fn test_after(
+    model: Model,
+    plan: Plan,
+    (ratio, waits): (f64, f64),
+    before_s: f64,
+) -> (Experiment, Vec<GuardReport>) {
     // Not those of the rest, which stays as it is without.
     let mut random_waits = Rng::with_seed(plan.seed.rotate_left(32));
     let mut random = Rng::with_seed(!plan.seed);
     let block_s = plan.block_ns as f64 / 1e9;
     let test_s = plan.time_ns_max as f64 / 1e9;
-    let all = requests(model, block_s, test_s, &mut random);
+    let all = requests(model, block_s, (before_s, test_s), &mut random);
+    let limits_ns = accident::limits_ns(&plan);
     let (mut at, mut now_ns, metric) = (0, 0_u64, plan.metric);
     let ticks = !plan.guards.is_empty();
     let mut knowledge: Knowledge<f64> = Knowledge::new(plan.state, None);
@@ -187,11 +219,19 @@ pub(super) fn test_with_waits(model: Model, plan: Plan, ratio: f64, waits: f64) 
         Ok(experiment) => experiment,
         Err(why) => unreachable!("the plans here make sense: {why}"),
     };
+    if before_s > 0.0 {
+        // What the active policy knows is what blocks begin with.
+        let factor = learn(model, None, &mut random_waits).exp();
+        at = all.partition_point(|request| request.0 < 0.0);
+        let lengths = all[..at].iter().map(|(_, s)| s * factor);
+        experiment.requests_before(before(lengths, before_s, &limits_ns));
+    }
+    let first = experiment.accidents().to_vec();
     let (mut arm, mut level, mut late, mut sample) = (Arm::A, 0.0, 0.0, Sample::new());
     let mut preempted = 0.0_f64;
     loop {
         let (end_ns, measuring, cut) = match experiment.next_action() {
-            Action::End => return experiment,
+            Action::End => return (experiment, first),
             Action::Switch(next) => {
                 if model.learns() {
                     arm = next;
@@ -247,6 +287,19 @@ pub(super) fn test_with_waits(model: Model, plan: Plan, ratio: f64, waits: f64) 
         now_ns = end_ns;
         experiment.took(now_ns, cut, &sample);
     }
+}
+
+/// What the core tells of requests that took so long, s, in so much time before a test.
+fn before(lengths: impl Iterator<Item = f64>, before_s: f64, limits_ns: &[u64]) -> Before {
+    let mut before = Before { over_per_s: vec![0.0; limits_ns.len()], ..Before::default() };
+    for length_s in lengths {
+        before.requests += 1;
+        for (over, limit_ns) in before.over_per_s.iter_mut().zip(limits_ns) {
+            *over += if length_s * 1e9 > *limit_ns as f64 { 1.0 / before_s } else { 0.0 };
+        }
+    }
+    before.per_s = before.requests as f64 / before_s;
+    before
 }
 
 /// What many tests of one model told.

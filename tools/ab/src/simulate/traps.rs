@@ -6,15 +6,18 @@ use crate::design::{Arm, Plan};
 use crate::experiment::{Action, Experiment};
 use crate::metric::Metric;
 use crate::report::{ArmSource, Report};
-use crate::sample::{Carried, Sample};
+use crate::sample::{Carried, Sample, UnderWay};
 use fastrand::Rng;
 
 /// Requests a second, of the whole service.
 const RATE: f64 = 50.0;
 /// Median time of a request under A, ns.
 const SERVICE_NS: f64 = 5e6;
+/// Best-effort work under B over that under A, if that is the metric.
+const WORK: f64 = 1.3;
 
-/// How B behaves. A test must promote none of [`Trap::ALL`].
+/// How B behaves. A test must promote none of [`Trap::ALL`], whatever its metric: if that is best-effort work, B does
+/// more of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trap {
     /// It serves no request as long as it is active.
@@ -28,7 +31,7 @@ pub enum Trap {
     SingleThreadedStalls,
     /// It holds what it takes over for half a block, and is as good as A else.
     StallsAtItsStart,
-    /// No trap: the same as A.
+    /// No trap: requests take as long as under A.
     Same,
     /// No trap: 0.7 times as slow in all blocks.
     Better,
@@ -136,7 +139,7 @@ impl Service {
                     c.began_ns = None;
                     let ns = end_ns - began_ns;
                     match began_ns < c.cut_ns {
-                        true => sample.carry(Carried { began_ns, ns }),
+                        true => sample.carry(Carried { began_ns, ns, queue_known: false }),
                         false => sample.request(ns),
                     }
                 } else {
@@ -160,6 +163,7 @@ impl Service {
 /// A whole test of such a policy against A.
 pub fn test(trap: Trap, plan: Plan) -> Report {
     let mut service = Service::new(trap, !plan.seed);
+    let more = if plan.metric == Metric::BeThroughput { WORK } else { 1.0 };
     // Some time before, so that it is under way.
     let (mut sample, mut now_ns) = (Sample::new(), 1_000_000_000);
     service.run(now_ns, &mut sample);
@@ -185,9 +189,11 @@ pub fn test(trap: Trap, plan: Plan) -> Report {
         };
         service.run(now_ns, &mut sample);
         sample.to_ns = now_ns;
-        (sample.work_ns, sample.launches) = (sample.span_ns() / 3, 1);
+        let times = if service.arm == Arm::B { more } else { 1.0 };
+        (sample.work_ns, sample.launches) = ((sample.span_ns() as f64 / 3.0 * times) as u64, 1);
         for client in &mut service.clients {
-            client.began_ns.into_iter().for_each(|began| sample.open_since(began));
+            let open = client.began_ns.map(|began_ns| UnderWay { began_ns, queue_known: false });
+            open.into_iter().for_each(|open| sample.under_way(open));
             if cut {
                 client.cut_ns = now_ns;
             }
@@ -205,9 +211,9 @@ pub fn test(trap: Trap, plan: Plan) -> Report {
 }
 
 /// With defaults, or as users begin: with a guard.
-pub fn plan(guard: Option<&str>, seed: u64) -> Plan {
+pub fn plan(metric: Metric, guard: Option<&str>, seed: u64) -> Plan {
     let guards = guard.into_iter().filter_map(|guard| guard.parse().ok()).collect();
-    Plan { guards, seed, ..Plan::of(Metric::HpP99) }
+    Plan { guards, seed, ..Plan::of(metric) }
 }
 
 #[cfg(test)]
@@ -219,9 +225,12 @@ mod tests {
     /// The short form of `cargo xtask test ab`.
     #[test]
     fn no_trap_is_promoted() {
-        for trap in Trap::ALL {
+        for (metric, trap) in [Metric::HpP99, Metric::BeThroughput]
+            .into_iter()
+            .flat_map(|metric| Trap::ALL.map(|trap| (metric, trap)))
+        {
             for seed in 1..=3 {
-                let report = test(trap, plan(None, seed));
+                let report = test(trap, plan(metric, None, seed));
                 assert_eq!(report.verdict, Verdict::KeepA, "{trap:?} {seed}: {}", report.text());
             }
         }
@@ -231,7 +240,7 @@ mod tests {
     fn a_guard_notices_stalls_and_starvation() {
         for trap in [Trap::ServesNothing, Trap::StallsLongerThanABlock] {
             for seed in 1..=5 {
-                let report = test(trap, plan(Some("hp_p99<50ms"), seed));
+                let report = test(trap, plan(Metric::HpP99, Some("hp_p99<50ms"), seed));
                 assert_eq!(
                     report.verdict,
                     Verdict::Withdrawn,
@@ -241,13 +250,13 @@ mod tests {
             }
         }
         // Within B's first block.
-        let report = test(Trap::ServesNothing, plan(Some("hp_p99<50ms"), 1));
+        let report = test(Trap::ServesNothing, plan(Metric::HpP99, Some("hp_p99<50ms"), 1));
         assert!(report.blocks.len() <= 1 && report.elapsed_s < 2.5, "{}", report.text());
     }
 
     #[test]
     fn without_a_guard_starvation_is_told_by_the_requests_served() {
-        let report = test(Trap::ServesNothing, plan(None, 1));
+        let report = test(Trap::ServesNothing, plan(Metric::HpP99, None, 1));
         assert_eq!(report.ended.as_ref().unwrap().reason, Reason::NotServed);
         assert!(report.why.contains("B served 0 requests while A served"), "{}", report.why);
         assert!(report.pairs_empty > 0 && report.elapsed_s < 30.0, "{}", report.text());
@@ -255,9 +264,11 @@ mod tests {
 
     #[test]
     fn what_is_better_is_promoted_and_what_is_the_same_is_not() {
-        let report = test(Trap::Better, plan(None, 1));
+        let report = test(Trap::Better, plan(Metric::HpP99, None, 1));
         assert_eq!(report.verdict, Verdict::PromoteB, "{}", report.text());
-        let report = test(Trap::Same, plan(Some("hp_p99<1.2*A"), 1));
+        let report = test(Trap::Same, plan(Metric::HpP99, Some("hp_p99<1.2*A"), 1));
         assert_eq!(report.verdict, Verdict::Undecided, "{}", report.text());
+        let report = test(Trap::Same, plan(Metric::BeThroughput, None, 1));
+        assert_eq!(report.verdict, Verdict::PromoteB, "{}", report.text());
     }
 }

@@ -69,6 +69,7 @@ fn requests_are_marked_ones_from_the_first_that_begins() {
     client.read(START + 3 * MS);
     assert!(client.marks.has_requests && client.marks.is_first());
     assert_eq!(client.open(), [START + 2 * MS - 500_000]);
+    assert!(client.marks.under_way().all(|open| open.queue_known));
     let numbers = client.numbers(START + 3 * MS);
     assert_eq!((numbers.open, numbers.oldest_ns), (1, MS + 500_000));
     client.region.marks.free(9);
@@ -236,7 +237,7 @@ fn requests_that_came_before_a_cut_are_carried_over_it() {
     let (requests, longest_ns, carried) = client.sampled();
     assert_eq!(requests, 1);
     assert!(is_about(longest_ns, 4 * MS), "{longest_ns}");
-    assert_eq!(carried, [Carried { began_ns: START + 9 * MS, ns: 6 * MS }]);
+    assert_eq!(carried, [Carried { began_ns: START + 9 * MS, ns: 6 * MS, queue_known: true }]);
 }
 
 /// The ring is the client's, and outlives its core.
