@@ -1,0 +1,147 @@
+//! Which of the two ways of sharing is taken, and how much of it.
+
+use super::*;
+
+/// Best-effort work of `permille` of the time is let in, some on spared SMs, and some is held, for so many reviews of
+/// early units.
+fn reviews(b: &mut Bench, count: u32, permille: u64) {
+    for _ in 0..count * 65 {
+        b.begin();
+        b.policy.services[0].is_short();
+        let share = &mut b.policy.services[0].share;
+        share.let_in(5 * MS * permille / 1_000, true);
+        share.limited();
+        b.end(MS);
+    }
+}
+
+#[test]
+fn the_way_that_lets_more_work_in_is_kept() {
+    let mut b = Bench::new(3 * MS);
+    let limited = Launch { sm_count: 132, ..b.asked(MS) };
+    b.decide_on(&limited);
+    assert_eq!(b.policy.services[0].share.sms(), None, "time at first");
+    reviews(&mut b, 31, 300);
+    let sms = b.policy.services[0].share.sms().expect("space is tried");
+    assert!((48..132).contains(&sms) && sms.is_multiple_of(8), "{sms}");
+    b.begin();
+    let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
+    assert_eq!(b.decide_on(&can), Decision::SmLimited(sms));
+    // A light one is not worth it, and one that fits would not be limited.
+    let light = Launch { predicted_ns: 4 * US, ..can };
+    let fits = Launch { grid_blocks: sms.into(), ..can };
+    assert_eq!(b.decide_on(&light), RUNS);
+    assert_eq!(b.decide_on(&fits), RUNS);
+    b.end(MS);
+    reviews(&mut b, 31, 200);
+    assert_eq!(b.policy.services[0].share.sms(), None, "time was better");
+    reviews(&mut b, 60, 300);
+    let tried = (0..60).any(|_| {
+        reviews(&mut b, 1, 400);
+        b.policy.services[0].share.sms().is_some()
+    });
+    assert!(tried, "again after a while");
+    reviews(&mut b, 31, 500);
+    assert!(b.policy.services[0].share.sms().is_some(), "space was better");
+}
+
+#[test]
+fn space_is_tried_only_where_time_holds_something_back() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    let sms = |b: &Bench| b.policy.services[0].share.sms();
+    for _ in 0..20_000 {
+        b.begin();
+        b.policy.services[0].share.let_in(MS, true);
+        b.end(MS);
+        assert_eq!(sms(&b), None, "all is let in");
+    }
+    assert_eq!(b.policy.services[0].share.rate(), share::RATE_START, "more is not wanted");
+    reviews(&mut b, 31, 300);
+    assert!(sms(&b).is_some());
+    // No launch can be limited there.
+    b.policy.services[0].share.forget();
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    while sms(&b).is_none() {
+        b.begin();
+        b.policy.services[0].is_short();
+        b.end(MS);
+    }
+    b.units(66, MS);
+    assert_eq!(sms(&b), None);
+}
+
+#[test]
+fn space_is_tried_soon_if_no_unit_bears_a_launch() {
+    let mut b = Bench::new(3 * MS);
+    let long = Launch { sm_count: 132, ..b.asked(200 * MS) };
+    b.units(8, MS);
+    let reviews = (1..40).find(|_| {
+        for _ in 0..64 {
+            b.begin();
+            let state = LaunchState::HIGH_ACTIVE;
+            assert_eq!(b.decide_on(&Launch { now_ns: b.now_ns, state, ..long }), HELD);
+            b.end(MS);
+        }
+        b.policy.services[0].share.sms().is_some()
+    });
+    assert!((4..16).contains(&reviews.unwrap()), "{reviews:?}");
+}
+
+#[test]
+fn late_units_take_sms_back() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    reviews(&mut b, 31, 300);
+    let sms = |b: &Bench| b.policy.services[0].share.sms();
+    let before = sms(&b).unwrap();
+    // The first review on a new number does not count against it.
+    b.units(1, 4 * MS);
+    b.units(65, MS);
+    assert_eq!(sms(&b), Some(before));
+    b.units(1, 4 * MS);
+    b.units(65, MS);
+    assert!(sms(&b).unwrap() < before, "two late within 128");
+    b.units(3, 4 * MS);
+    b.begin();
+    let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
+    assert_eq!(b.decide_on(&can), HELD, "three late in 200: strict");
+}
+
+#[test]
+fn what_was_learned_of_a_service_outlives_a_reload() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    reviews(&mut b, 31, 300);
+    let before = (b.allowance_ns(), b.policy.services[0].share.sms());
+    assert!(before.0.is_some() && before.1.is_some(), "{before:?}");
+    let saved = b.policy.snapshot();
+    let loaded = |slo_ns| {
+        set_services(vec![(WEB, testing::service(Some(slo_ns)))]);
+        let mut policy = Herald::init("").unwrap();
+        policy.restore(&saved).unwrap();
+        policy.joined(1, &client(WEB, PriorityClass::High));
+        (policy.services[0].allowance_ns(), policy.services[0].share.sms())
+    };
+    assert_eq!(loaded(3 * MS), before);
+    assert_eq!(loaded(4 * MS), (None, None), "another objective");
+    // Nothing that others could have written breaks it, at this objective or another.
+    let (big, most) = (u64::MAX, u32::MAX);
+    let own = format!("1 4000000 5 1 {most} {big} {} {big} 1 {big} 1 {big}", most - 1);
+    let mut wild = Bench::new(4 * MS);
+    wild.policy.restore(&wild.policy.forms.snapshot(&own)).unwrap();
+    wild.policy.left(1, WEB);
+    wild.policy.joined(1, &client(WEB, PriorityClass::High));
+    assert!(wild.policy.services[0].share.sms().is_some(), "it is taken over");
+    wild.decide_on(&Launch { sm_count: 132, ..wild.asked(MS) });
+    reviews(&mut wild, 120, 300);
+    assert!(wild.policy.services[0].share.sms().is_none_or(|sms| sms < 132));
+    for own in
+        ["", "1", "1 2 3", "x y", "1 3000000 1 1 9 9 9 9 9 9 9 9", "7 3000000 5 1 1 1 1 1 1 1 1 1"]
+    {
+        let mut policy = Herald::init("").unwrap();
+        policy.restore(&policy.forms.snapshot(own)).unwrap();
+        policy.joined(1, &client(WEB, PriorityClass::High));
+        assert_eq!(policy.services[0].allowance_ns(), None, "{own}");
+    }
+}
