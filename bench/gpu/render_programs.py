@@ -25,8 +25,9 @@ def litmus(content, table, made_with):
 
 
 def with_litmus(old, new):
-    """The reports that are kept, and a new one."""
-    return {"reports": [*(report for report in old["reports"] if report != new), new]}
+    """The reports that are kept, and a new one, which replaces those of the same code, GPU and setups."""
+    of = lambda report: (report["machine"]["commit"], report["machine"]["device"], {(row["campaign"], row["setup"]) for row in report["rows"]})
+    return {"reports": [*(report for report in old["reports"] if of(report) != of(new)), new]}
 
 
 def jit(content, table, made_with):

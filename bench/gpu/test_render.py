@@ -349,6 +349,22 @@ class Renderer(unittest.TestCase):
         self.put("forms.json", {"rewritten": {}, "kernels": kernels})
         self.assertIn("more than 100 us: +2.5 % (sass prelude, 2 kernels).", self.text())
 
+    def test_litmus_reports_of_other_setups_or_code_are_kept(self):
+        out = self.docs / "out"
+        out.mkdir()
+
+        def take(setup, commit, ended):
+            row = {"campaign": "in turns", "part": "made", "setup": setup, "ended": ended, "mechanisms": {}}
+            content = {"machine": {**MACHINE, "commit": commit}, "rows": [row]}
+            (out / "litmus.json").write_text(json.dumps(content))
+            self.assertEqual(render.take_over(out, self.docs / "results"), ["litmus.json"])
+
+        for report in (("fifo", "a", 1), ("random", "a", 2), ("fifo", "b", 3), ("fifo", "a", 4)):
+            take(*report)
+        kept = json.loads((self.docs / "results" / "litmus.json").read_text())["reports"]
+        self.assertEqual([(r["machine"]["commit"], r["rows"][0]["ended"]) for r in kept], [("a", 2), ("b", 3), ("a", 4)])
+        self.assertIn("| in turns | made | random | 2 | 0 |", self.text())
+
     def test_scenes_of_one_sharing_mode_keep_the_others_and_their_commit(self):
         row = {"scene": "shared", "passed": True, "required": True}
         self.put("correct.json", {"rows": [{**row, "sharing": r} for r in ("timeslice", "mps")]})

@@ -87,7 +87,7 @@ impl What {
     }
 }
 
-/// When a unit of a stream began, as both sides tell it by: its lowest bit says something else.
+/// When a unit of a stream began, without the lowest bit: in [`Marks::streams`] that says whether with a CUDA graph.
 pub fn even_ns(began_ns: u64) -> u64 {
     began_ns & !1
 }

@@ -2,8 +2,8 @@
 //!
 //! An ungated launch costs a dozen loads and comparisons and three uncontended atomic additions. It takes no lock,
 //! allocates nothing, never waits, and makes no system call except to wake the core if that asked to hear of
-//! activity. Everything else goes to `slow`. Every path calls the real function exactly once, unless the launch is made in
-//! another form.
+//! activity. Everything else goes to `slow`. Every path calls the real function exactly once, unless the launch is
+//! made in another form.
 
 use crate::activity;
 use crate::{

@@ -93,9 +93,8 @@ pub struct Share {
     /// Units meanwhile, and those of them in which a launch was held for want of time.
     units: u64,
     short_units: u64,
-    /// Launches that were limited to some SMs meanwhile.
+    /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was open.
     limited: u64,
-    /// Launches that were let in while a unit was open, since this way was taken.
     within: u64,
     /// It was measured in the last review.
     is_measured: bool,
