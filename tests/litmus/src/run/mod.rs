@@ -8,6 +8,7 @@ mod memory;
 mod module;
 mod objects;
 pub mod serve;
+mod stacks;
 mod thread;
 
 pub use machine::{Machine, Settings};

@@ -176,7 +176,9 @@ impl Watch {
                 && out.timed_out()
                 && *running == seen
             {
-                say(&Line::Hung(number, self.where_all_are(&programs[number])));
+                let mut at = self.where_all_are(&programs[number]);
+                at.extend(super::stacks::of_other_threads());
+                say(&Line::Hung(number, at));
                 // Until it is killed: the core is asked about it before.
                 std::thread::sleep(STAY);
                 leave(HUNG);
