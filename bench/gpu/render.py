@@ -551,6 +551,10 @@ def take_over(out, folder):
                     for key in ("device", "commit", "date"):
                         row.setdefault(key, content["machine"].get(key))
             write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "sharing", "scene"))})
+        elif name == "tools.json" and target.is_file():
+            # Some rows may have run, and all-reduces on another machine.
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, render_tools.merged(old, new))
         elif name == "litmus.json":
             # A run has some of the setups.
             old = json.loads(target.read_text()) if target.is_file() else {"reports": []}

@@ -1,5 +1,13 @@
 """The section of `docs/results.md` on developer tools, and on programs that work together across processes."""
 
+from common import merge_rows
+
+
+def merged(old, new):
+    """The rows of an earlier run, each with its machine, but for those that ran again."""
+    earlier = [{"machine": old["machine"], **row} for row in old["rows"]]
+    return {**new, "rows": merge_rows(earlier, new["rows"], ("row",))}
+
 
 def found(row):
     """What the tool found, in words."""
@@ -49,4 +57,11 @@ def lines(content, notes, table, made_with):
         "",
     ]
     header = ["program", "sharing", "as bare", "exit", "found", "launches go whole because", "held", "in other forms"]
-    return text + table(header, [cells(row, notes) for row in content["rows"]])
+    rows = []
+    for row in content["rows"]:
+        name, *others = cells(row, notes)
+        machine = row.get("machine", content["machine"])
+        if machine != content["machine"]:
+            name += notes.mark(f"On {machine['device']}, commit `{machine['commit']}`, {machine['date']}.")
+        rows.append([name, *others])
+    return text + table(header, rows)

@@ -18,7 +18,7 @@ import time
 import tool_rows
 from common import HERE, MULTICAST_OFF, Failures, clean_environment, compile_program, first_line, step_main
 from procs import Process, wait_until
-from tally import Core, MpsDaemon, client, shortfalls
+from tally import Core, MpsDaemon, client, sharing_of, shortfalls
 from tool_rows import ROWS, Result, differences, find_tool, judge_clients
 
 LIMIT_S = 60
@@ -208,7 +208,7 @@ def measure(suite, row, sharing, core, programs, bare):
         with MpsDaemon(suite) if sharing == "mps" else contextlib.nullcontext() as daemon:
             return run_all(suite, f"{label}-beside", [(command, environment | (daemon.environment if daemon else {}))])[0]
 
-    return settle(row, sharing, core, bare, result, entries, again, 2 if row.name == "ipc" else 1)
+    return settle(row, sharing, core, bare, result, entries, again, 2 if "ipc" in row.arguments else 1)
 
 
 def gpus():
@@ -270,8 +270,11 @@ def run_mode(suite, sharing, kind, plan, programs, rows, failures):
     policy, config = policy_of(suite, kind)
     with Core(suite, f"{sharing}-{kind}", policy, sharing, config) as core:
         with Beside(suite, core, programs.paths["native"]) as beside:
-            for message in shortfalls(core.status(), sharing, [beside.name]):
+            state = core.status()
+            for message in shortfalls(state, sharing, [beside.name]):
                 failures.add(f"{sharing}: {message}")
+            if sharing_of(state)[0] != sharing:
+                return
             for row, bare in plan:
                 with failures.guard(f"{sharing}, {row.name}"):
                     note(suite, rows, failures, measure(suite, row, sharing, core, programs, bare))

@@ -155,7 +155,7 @@ class Core:
         return command
 
     def status(self):
-        return {"clients": [], "policy": {"faults": {}}}
+        return {"clients": [], "policy": {"faults": {}}, "sharing": {"in_force": "timeslice", "reason": ""}}
 
     def __enter__(self):
         return self
@@ -242,6 +242,16 @@ class Page(unittest.TestCase):
         ):
             self.assertIn(expected, text)
         self.assertEqual(notes.texts[0], "CUDA_LAUNCH_BLOCKING=1, mps: it hung.")
+
+    def test_rows_of_other_runs_stay_with_their_machine(self):
+        old = {"machine": {**MACHINE, "device": "old"}, "rows": [step_tools.line(row(name), "bare", "not there") for name in ("ncu", "nccl")]}
+        new = {"machine": MACHINE, "rows": [step_tools.line(row("nccl"), "timeslice", "one GPU: not run")]}
+        merged = render_tools.merged(old, new)
+        self.assertEqual([(one["row"], one["sharing"]) for one in merged["rows"]], [("ncu", "bare"), ("nccl", "timeslice")])
+        notes = render.Notes()
+        text = "\n".join(render_tools.lines(merged, notes, markdown.table, markdown.made_with))
+        self.assertIn("| ncu, every kernel[^1] |", text)
+        self.assertEqual(notes.texts, ["On old, commit `c`, 2026-11-21."])
 
 
 if __name__ == "__main__":

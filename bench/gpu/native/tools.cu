@@ -132,7 +132,9 @@ static const unsigned KEYS = 16;
 static unsigned key_of(unsigned round) { return round % KEYS * 2 + 1; }
 
 // Whole objects through a pipe.
-static bool put(int to, const void *from, size_t bytes) { return write(to, from, bytes) == static_cast<ssize_t>(bytes); }
+static bool put(int to, const void *from, size_t bytes) {
+    return write(to, from, bytes) == static_cast<ssize_t>(bytes);
+}
 
 static bool get(int from, void *to, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
