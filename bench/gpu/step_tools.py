@@ -135,7 +135,7 @@ class Beside:
 
 def told(row, result):
     """A result as the file has it."""
-    return {"exits": result.exits, "values": tool_rows.values(result), "found": row.found(result)}
+    return {"exits": result.exits, "said": result.said, "found": row.found(result)}
 
 
 def client_figures(entries):
