@@ -24,6 +24,9 @@ ENV_TOKEN = "TALLY_GPU_SUITE"
 # Where a driver's libcuda may lie when the toolkit has no stub of it.
 SYSTEM_LIBRARIES = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 
+# NVLink multicast stays off in NCCL, PyTorch and NVSHMEM: hosts are shared.
+MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
 
 class Suite:
     """The folders and identity of one run of the suite."""
@@ -110,22 +113,23 @@ def clean_environment(**extra):
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith(("TALLY_", "CUDA_MPS_"))}
     if ENV_TOKEN in os.environ:
         env[ENV_TOKEN] = os.environ[ENV_TOKEN]
-    # A later CUDA must not load all kernels at start, and NVLink multicast stays off (shared hosts).
+    # A later CUDA must not load all kernels at start.
     env.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    env.setdefault("NCCL_NVLS_ENABLE", "0")
+    for name, off in MULTICAST_OFF.items():
+        env.setdefault(name, off)
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.update(extra)
     return env
 
 
-def compile_program(suite, source, name):
+def compile_program(suite, source, name, flags=("-O2",)):
     """Compile `native/source` with nvcc into the work folder (once a run); the path."""
     target = suite.work / name
     if target.exists():
         return str(target)
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    command = [nvcc, "-O2", "-std=c++17", "-o", str(target), str(HERE / "native" / source), *libcuda_flags(nvcc)]
+    command = [nvcc, *flags, "-std=c++17", "-o", str(target), str(HERE / "native" / source), *libcuda_flags(nvcc)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180, env=clean_environment())
     (suite.logs / f"{name}.compile.log").write_text(" ".join(command) + "\n" + done.stdout + done.stderr)
     if done.returncode:

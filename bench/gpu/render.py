@@ -27,6 +27,7 @@ import render_programs
 import render_several
 import render_speeds
 import render_streams
+import render_tools
 import render_units
 import render_waits
 from common import merge_rows, write_json
@@ -484,6 +485,7 @@ SECTIONS = (
     ("litmus.json", lambda content, _notes: render_programs.litmus(content, table, made_with)),
     ("jit.json", lambda content, _notes: render_programs.jit(content, table, made_with)),
     ("start.json", lambda content, _notes: render_programs.start(content, table, made_with)),
+    ("tools.json", lambda content, notes: render_tools.lines(content, notes, table, made_with)),
 )
 
 # What is taken over from a run of the suite; `steps.py` says which step makes it.
@@ -549,6 +551,10 @@ def take_over(out, folder):
                     for key in ("device", "commit", "date"):
                         row.setdefault(key, content["machine"].get(key))
             write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "sharing", "scene"))})
+        elif name == "tools.json" and target.is_file():
+            # Some rows may have run, and all-reduces on another machine.
+            old, new = json.loads(target.read_text()), json.loads(source.read_text())
+            write_json(target, render_tools.merged(old, new))
         elif name == "litmus.json":
             # A run has some of the setups.
             old = json.loads(target.read_text()) if target.is_file() else {"reports": []}

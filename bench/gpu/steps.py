@@ -75,6 +75,10 @@ STEPS = (
         "jit", 500, "43", "NVRTC, CuPy and Triton compile kernels of the same names while launches yield",
         ("jit.json",),
     ),
+    Step(
+        "tools", 420, "230", "programs under developer tools, and with memory and all-reduces across processes, as bare",
+        ("tools.json",),
+    ),
     Step("start", 600, "160", "how much longer a PyTorch program takes to start", ("start.json",)),
     Step(
         "litmus", 600, "480",

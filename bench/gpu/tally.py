@@ -21,9 +21,10 @@ STATUS_TIMEOUT_S = 15
 class Core:
     """A running `tally-core` with a socket of its own."""
 
-    def __init__(self, suite, name, policy, sharing, policy_config=None, extra=()):
+    def __init__(self, suite, name, policy, sharing, policy_config=None, extra=(), environment=None):
         self.suite, self.name, self.policy, self.sharing = suite, name, policy, sharing
         self.policy_config, self.extra = policy_config, list(extra)
+        self.environment = environment or {}
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="c-", dir=suite.work))
         self.socket = self.folder / "clients" / "s"
         self.log = suite.logs / f"core-{name}.log"
@@ -44,7 +45,7 @@ class Core:
             file.write_text(self.policy_config)
             command += ["--policy-config", file]
         # What an earlier measurement learned of kernels must not matter to this one.
-        self.process = Process(command, self.log, clean_environment(XDG_STATE_HOME=str(self.folder / "state")))
+        self.process = Process(command, self.log, clean_environment(XDG_STATE_HOME=str(self.folder / "state"), **self.environment))
         wait_until(self._answers, 30, f"tally-core {self.name} to answer", every_s=0.1)
         return self
 

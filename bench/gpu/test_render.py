@@ -56,7 +56,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start.", self.text())
+        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -160,7 +160,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start.",
+            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
         ):
             self.assertIn(expected, text)
 
