@@ -234,6 +234,11 @@ class Job:
         self.cuda.cuGraphLaunch(made, self.b)
         self.sync(self.b)
 
+    def instantiate_many_graphs(self):
+        # What the driver keeps for graphs grows meanwhile.
+        for _ in range(500):
+            self.cuda.cuGraphInstantiateWithFlags(ctypes.byref(ctypes.c_void_p()), self.kernel_graph, u64())
+
     def destroy_exec(self):
         self.cuda.cuGraphExecDestroy(self.idle)
 
@@ -302,13 +307,13 @@ ACTIONS = (
     "load_module",
     "allocate", "free", "free_host", "unregister", "trim_pool", "set_stack_limit", "unload_module",
     "destroy_stream", "destroy_exec", "destroy_launched_exec", "update_exec", "launch_exec", "destroy_graph", "destroy_event",
-    "destroy_other_context", "load_function", "instantiate_graph", "set_memory", "copy_out", "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream", "create_stream", "create_and_record_event", "write_word",
+    "destroy_other_context", "load_function", "instantiate_graph", "instantiate_many_graphs", "set_memory", "copy_out", "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream", "create_stream", "create_and_record_event", "write_word",
     "synchronize_context",
 )  # fmt: skip
 # Of another thread, while this one launches: what a rescue would have to get past.
 BESIDE = (
     "get_function_and_launch", "load_module", "free", "free_host", "unregister", "trim_pool",
-    "set_stack_limit", "unload_module", "destroy_exec", "load_function", "instantiate_graph", "synchronize_context",
+    "set_stack_limit", "unload_module", "destroy_exec", "load_function", "instantiate_graph", "instantiate_many_graphs", "synchronize_context",
     "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream",
 )  # fmt: skip
 

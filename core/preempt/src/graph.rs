@@ -2,6 +2,7 @@
 
 use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::build::Step;
+use crate::graphs::home::Home;
 use crate::graphs::reason::GraphState;
 use crate::graphs::solo::Solo;
 use crate::graphs::{self, order};
@@ -16,7 +17,7 @@ use tally_ipc::wait::now_ns;
 pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     let GraphState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
     let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
-    let chain = graphs::chain(exec, kernels).ok()?;
+    let chain = graphs::chain(exec, kernels, at_ease).ok()?;
     let steps = chain.steps();
     driver().graph_launch?;
     if steps.len() < 2 || planned.slot >= gate::NOTICES {
@@ -38,6 +39,12 @@ pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<Cu
         launching.end(true);
         Some(result)
     })
+}
+
+/// Makes parts while nothing runs, or not at all: an instantiation may wait for what does, and keep launches waiting.
+fn at_ease(home: &Home, make: &mut dyn FnMut()) {
+    let context = home.context();
+    home.within(|| host::alone_and_idle(context, host::INSTANTIATE_PATIENCE, make));
 }
 
 /// All steps of a chain. `None`: nothing was issued.

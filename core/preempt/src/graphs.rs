@@ -35,9 +35,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 use tally_contract::limits::{
     GRAPH_NODES_KEPT_MAX as NODES_KEPT_MAX, GRAPHS_KEPT_MAX as EXECS_KEPT_MAX,
 };
+use tally_ipc::wait::now_ns;
 
 /// Sub-graphs and kernels that together are one graph: cheap to copy; its execs exist as long as one copy does.
 #[derive(Clone, Debug)]
@@ -72,6 +74,8 @@ struct Record {
     refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
+    /// How often the context was busy when a chain was to be made, and when that may be tried again, ns.
+    busy: (u32, u64),
     /// Held while it is being launched, also in the driver: see [`order`].
     launching: Arc<Lock>,
     /// Stream that the exec was launched on last.
@@ -105,6 +109,7 @@ impl Table {
             chain: None,
             refused: None,
             being_made: false,
+            busy: (0, 0),
             launching: Arc::new(Lock::new()),
             last: Last::Never,
             event: None,
@@ -142,6 +147,10 @@ impl Record {
 pub fn has_copies() -> bool {
     COUNT.load(SeqCst) != 0
 }
+
+/// Launches stand aside while the context becomes idle: not too often.
+const BUSY_WAIT: Duration = Duration::from_millis(100);
+const BUSY_MAX: u32 = 8;
 
 static TABLE: Locked<Table> = Locked::new(Table::NEW);
 /// Records in the table: clients without any never take its lock.
@@ -215,11 +224,15 @@ pub fn state(exec: Ptr) -> GraphState {
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
 /// [`partition`]), and kernels by themselves ([`solo`]). Made at the first call, which may take
 /// milliseconds, and kept until another size is asked for or other kernels can be divided; a chain in
-/// use stays valid.
+/// use stays valid. Made within `at_ease`, which is given the home, and may do nothing: then later again.
 ///
 /// # Errors
 /// Why it is to be launched whole, this time at least.
-pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
+pub fn chain(
+    exec: Ptr,
+    kernels_per_part: u32,
+    at_ease: impl FnOnce(&Home, &mut dyn FnMut()),
+) -> Result<Chain, Reason> {
     let (key, changes) = (exec as usize, kernels::changes());
     let known = TABLE.with(|table| {
         let record = table.records.get(&key).ok_or(Reason::NoCopy)?;
@@ -265,6 +278,9 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
             record.refused = Some((kernels_per_part, changes, reason));
             return Err(reason);
         }
+        if now_ns() < record.busy.1 {
+            return Err(Reason::Busy);
+        }
         if std::mem::replace(&mut record.being_made, true) {
             return Err(Reason::BeingMade);
         }
@@ -278,10 +294,13 @@ pub fn chain(exec: Ptr, kernels_per_part: u32) -> Result<Chain, Reason> {
             return Err(Reason::Waits);
         }
     };
-    let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
-    let made = event.and_then(|event| {
-        let parts = Arc::new(copy.build(kernels_per_part, &ready, &solo)?);
-        Ok((Made { size: kernels_per_part, solo, changes, parts }, event))
+    let mut made = Err(Reason::Busy);
+    at_ease(&copy.home, &mut || {
+        let event = event.clone().map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
+        made = event.and_then(|event| {
+            let parts = Arc::new(copy.build(kernels_per_part, &ready, &solo)?);
+            Ok((Made { size: kernels_per_part, solo: solo.clone(), changes, parts }, event))
+        });
     });
     let (chain, _old) =
         TABLE.with(|table| keep(table, key, &copy, (kernels_per_part, changes), made));
@@ -305,10 +324,16 @@ fn keep(
     record.being_made = false;
     match made {
         Ok((made, event)) => {
+            record.busy = (0, 0);
             record.event = Some(event);
             let parts = made.parts.clone();
             let old = record.chain.replace(made);
             (Ok(Chain(parts)), Some((None, old, None)))
+        }
+        Err(Reason::Busy) if record.busy.0 < BUSY_MAX => {
+            let wait = BUSY_WAIT * (1 << record.busy.0);
+            record.busy = (record.busy.0 + 1, now_ns() + wait.as_nanos() as u64);
+            (Err(Reason::Busy), None)
         }
         Err(reason) if reason.is_of_this_size() => {
             if let Some(made) = record.chain.as_mut().filter(|made| made.size == size) {

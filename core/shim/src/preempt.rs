@@ -95,6 +95,10 @@ impl Host for Shim {
         });
     }
 
+    fn alone_and_idle(&self, context: usize, patience: Duration, work: &mut dyn FnMut()) {
+        let _ = quiesce::alone_and_idle(context, patience, work);
+    }
+
     fn load(&self, context: usize, patience: Duration, load: &mut dyn FnMut()) {
         let _ = quiesce::load(context, patience, load);
     }

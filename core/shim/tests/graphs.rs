@@ -8,6 +8,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_preempt::graphs::build::Step;
+use tally_preempt::graphs::home::Home;
 use tally_preempt::graphs::reason::{GraphState, Reason};
 use tally_preempt::graphs::{self, Chain, order};
 
@@ -75,6 +76,10 @@ fn branches(device: &Device, seed: u64, nodes: usize) -> (Graph<'_>, u32) {
     (graph, kernels)
 }
 
+fn at_once(_: &Home, make: &mut dyn FnMut()) {
+    make();
+}
+
 /// The execs of a chain, none of whose kernels is launched by itself.
 fn execs(chain: &Chain) -> Vec<usize> {
     let exec = |step: &Step| match step {
@@ -111,7 +116,7 @@ fn parts_do_what_the_whole_does() {
         assert_eq!(graphs::state(exec), GraphState::Transformable { kernel_nodes: kernels });
         let whole = run(&device, &[exec as usize], stream);
         for size in [1, 3, 10] {
-            let chain = graphs::chain(exec, size);
+            let chain = graphs::chain(exec, size, at_once);
             if kernels <= size {
                 assert_eq!(chain.map(|c| execs(&c).len()), Err(Reason::OnePart));
                 continue;
@@ -146,11 +151,11 @@ fn a_diamond_is_transformed_before_and_behind_its_branches() {
     let exec = device.instantiate(&graph);
     let whole = run(&device, &[exec as usize], stream);
     for size in 1..5 {
-        let chain = graphs::chain(exec, size).unwrap();
+        let chain = graphs::chain(exec, size, at_once).unwrap();
         assert_eq!(run(&device, &execs(&chain), stream), whole, "{size}");
     }
-    assert_eq!(graphs::chain(exec, 5).unwrap_err(), Reason::OnePart);
-    assert!(graphs::chain(exec, 2).is_ok(), "too large a size is no lasting reason");
+    assert_eq!(graphs::chain(exec, 5, at_once).unwrap_err(), Reason::OnePart);
+    assert!(graphs::chain(exec, 2, at_once).is_ok(), "too large a size is no lasting reason");
     device.destroy(exec);
 }
 
@@ -170,7 +175,7 @@ fn a_child_graph_stays_in_one_piece() {
     } else {
         assert_eq!(graphs::state(exec), GraphState::Transformable { kernel_nodes: 8 });
         let whole = run(&device, &[exec as usize], stream);
-        let chain = graphs::chain(exec, 2).unwrap();
+        let chain = graphs::chain(exec, 2, at_once).unwrap();
         assert_eq!(execs(&chain).len(), 3, "two kernels, the child's five, one");
         assert_eq!(run(&device, &execs(&chain), stream), whole);
     }
@@ -194,7 +199,8 @@ fn an_exec_that_changes_is_whole_from_then_on() {
     };
     for way in 0..3 {
         let exec = device.instantiate(&graph);
-        let parts = if divides { execs(&graphs::chain(exec, 1).unwrap()) } else { Vec::new() };
+        let parts =
+            if divides { execs(&graphs::chain(exec, 1, at_once).unwrap()) } else { Vec::new() };
         assert_eq!(parts.len(), if divides { 2 } else { 0 });
         let result = match way {
             0 => device.with_mix(0, 1, 100, |p| {
@@ -216,7 +222,7 @@ fn an_exec_that_changes_is_whole_from_then_on() {
         ok(result);
         if divides {
             assert_eq!(graphs::state(exec), GraphState::Whole(Reason::Changed));
-            assert_eq!(graphs::chain(exec, 1).unwrap_err(), Reason::Changed);
+            assert_eq!(graphs::chain(exec, 1, at_once).unwrap_err(), Reason::Changed);
         }
         // Once nothing runs, by a thread of the shim's.
         device.await_end(&parts);
@@ -233,11 +239,11 @@ fn parts_live_as_long_as_exec_or_chain() {
     let device = Device::get();
     let stream = device.stream();
     let exec = device.instantiate(&Graph::line(&device, 10));
-    let chain = graphs::chain(exec, 4).unwrap();
+    let chain = graphs::chain(exec, 4, at_once).unwrap();
     let parts = execs(&chain);
     assert_eq!(parts.len(), 3);
-    assert_eq!(execs(&graphs::chain(exec, 4).unwrap()), parts, "made once");
-    let other = graphs::chain(exec, 5).unwrap();
+    assert_eq!(execs(&graphs::chain(exec, 4, at_once).unwrap()), parts, "made once");
+    let other = graphs::chain(exec, 5, at_once).unwrap();
     assert_eq!(execs(&other).len(), 2);
     device.assert_exist(&parts, true);
     assert_eq!(run(&device, &parts, stream), run(&device, &execs(&other), stream));
@@ -249,7 +255,7 @@ fn parts_live_as_long_as_exec_or_chain() {
     drop(other);
     device.await_end(&parts);
     assert_eq!(graphs::state(exec), GraphState::Unknown);
-    assert_eq!(graphs::chain(exec, 4).unwrap_err(), Reason::NoCopy);
+    assert_eq!(graphs::chain(exec, 4, at_once).unwrap_err(), Reason::NoCopy);
 }
 
 #[test]
@@ -266,8 +272,8 @@ fn what_cannot_be_transformed_says_why() {
     assert_eq!(whole(&graph), Reason::Events);
     if device.divides_graphs() {
         let exec = device.instantiate(&Graph::line(&device, 300));
-        assert_eq!(graphs::chain(exec, 1).unwrap_err(), Reason::TooManyParts(300));
-        assert_eq!(execs(&graphs::chain(exec, 2).unwrap()).len(), 150);
+        assert_eq!(graphs::chain(exec, 1, at_once).unwrap_err(), Reason::TooManyParts(300));
+        assert_eq!(execs(&graphs::chain(exec, 2, at_once).unwrap()).len(), 150);
         device.destroy(exec);
     }
     assert_eq!(
@@ -312,7 +318,7 @@ fn a_capture_elsewhere_is_not_disturbed() {
     let (key, context, cuda) = (exec as usize, device.context as usize, device.cuda);
     std::thread::spawn(move || {
         // No context is current here: that of the exec is borrowed, and put back.
-        assert_eq!(execs(&graphs::chain(key as Ptr, 3).unwrap()).len(), 7);
+        assert_eq!(execs(&graphs::chain(key as Ptr, 3, at_once).unwrap()).len(), 7);
         let mut now = null_mut();
         // SAFETY: a valid out-pointer.
         ok(unsafe { (cuda.cuCtxGetCurrent)(&mut now) });
@@ -334,7 +340,7 @@ fn launches_on_several_streams_keep_their_order() {
     let (a, b) = (device.stream(), device.stream());
     let exec = device.instantiate(&Graph::line(&device, 12));
     let want = run(&device, &[exec as usize], a).0;
-    let chain = graphs::chain(exec, 4).unwrap();
+    let chain = graphs::chain(exec, 4, at_once).unwrap();
     let launch = |stream: Ptr, in_parts: bool| {
         let launching = in_parts.then(|| order::begin(exec, stream as usize, true));
         match launching.filter(|launching| launching.may_be_in_parts) {
@@ -388,7 +394,7 @@ fn a_destroyed_context_is_left_alone() {
     ok(unsafe { (device.cuda.cuCtxCreate_v2)(&mut other, 0, 0) });
     device.mix = device.load();
     let exec = device.instantiate(&Graph::line(&device, 8));
-    let chain = divides.then(|| graphs::chain(exec, 2).unwrap());
+    let chain = divides.then(|| graphs::chain(exec, 2, at_once).unwrap());
     // SAFETY: contexts of ours.
     unsafe {
         ok((device.cuda.cuCtxDestroy_v2)(other));
@@ -396,7 +402,7 @@ fn a_destroyed_context_is_left_alone() {
     }
     if let Some(chain) = chain {
         assert_eq!(graphs::state(exec), GraphState::Unknown);
-        assert_eq!(graphs::chain(exec, 2).unwrap_err(), Reason::NoCopy);
+        assert_eq!(graphs::chain(exec, 2, at_once).unwrap_err(), Reason::NoCopy);
         drop(chain);
     }
 }

@@ -65,6 +65,8 @@ pub enum Reason {
     TooManyExecs,
     /// Another thread is making its parts now.
     BeingMade,
+    /// Its parts could not be made yet, for the context was never idle.
+    Busy,
 }
 
 impl Reason {
@@ -108,6 +110,7 @@ impl fmt::Display for Reason {
             Reason::TooManyParts(n) => return write!(f, "it would have {n} parts, too many"),
             Reason::TooManyExecs => "too many parts of graphs exist already",
             Reason::BeingMade => "its parts are being made",
+            Reason::Busy => "its context was never idle, so that its parts could not be made",
         })
     }
 }

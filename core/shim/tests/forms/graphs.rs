@@ -172,6 +172,59 @@ fn long_kernels_of_a_graph_are_transformed_and_all_keeps_its_order() {
     );
 }
 
+/// An instantiation may wait for all that runs, while other threads cannot launch what that waits for.
+#[test]
+fn parts_of_a_graph_are_made_only_while_no_stream_waits() {
+    both(
+        parts_of_a_graph_are_made_only_while_no_stream_waits,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (rounds, other) = (Rounds::new(device, device.stream(1), STEPS), device.stream(1));
+            let words = device.words();
+            assert_eq!(ask("go"), "on");
+            // SAFETY: a stream and a word of ours.
+            ok(unsafe { (device.cuda.cuStreamWaitValue32_v2)(other, words.as_ptr() as u64, 1, 0) });
+            rounds.launch(device);
+            device.sync(rounds.stream);
+            assert_eq!(ask("waits"), "on");
+            words[0].store(1, SeqCst);
+            device.sync(other);
+            let mut launches = 1;
+            while ask("round") != "end" {
+                launches += 1;
+                rounds.launch(device);
+                device.sync(rounds.stream);
+            }
+            rounds.check(device, launches);
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.say("on");
+            core.expect("waits");
+            let chained = |core: &Governor| core.counters().graph_chained.load(SeqCst);
+            assert_eq!(chained(core), 0, "whole while a stream waits");
+            core.say("on");
+            let mut rounds = 0;
+            loop {
+                core.expect("round");
+                if chained(core) > 0 || rounds == 1_000 {
+                    break;
+                }
+                // It is not tried again at once.
+                std::thread::sleep(Duration::from_millis(20));
+                core.say("on");
+                rounds += 1;
+            }
+            core.say("end");
+            core.ends(0);
+            assert!(chained(core) > 0, "in parts once none waits");
+        },
+    );
+}
+
 #[test]
 fn a_graph_whose_kernel_yielded_waits_until_nobody_asks() {
     both(
