@@ -118,6 +118,13 @@ pub(super) fn read<'a>(
     Ok(module)
 }
 
+/// Special registers that the prelude, or what replaces reads of them, names: PTX does not let a module declare them.
+const PREDEFINED: [&str; 6] = ["%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%smid"];
+
+fn may_be_declared(name: &str) -> Result<(), TransformRefusal> {
+    if PREDEFINED.contains(&name) { Err(MALFORMED) } else { Ok(()) }
+}
+
 impl<'a> Module<'a> {
     fn add_entry(&mut self, head: Function<'a>) -> Result<(), TransformRefusal> {
         let Some(body) = head.body else {
@@ -125,6 +132,7 @@ impl<'a> Module<'a> {
             return Ok(());
         };
         let name = head.name.text(self.source);
+        may_be_declared(name)?;
         if self.symbols.insert(name, Symbol::Entry(self.entries.len())).is_some() {
             return Err(MALFORMED);
         }
@@ -139,6 +147,7 @@ impl<'a> Module<'a> {
         body: Option<&'a [Token]>,
         alias_of: Option<&'a str>,
     ) -> Result<(), TransformRefusal> {
+        may_be_declared(name)?;
         match self.symbols.get(name) {
             None => {
                 self.symbols.insert(name, Symbol::Func(self.funcs.len()));
@@ -164,6 +173,7 @@ impl<'a> Module<'a> {
         of: &Declaration<'a>,
     ) -> Result<(), TransformRefusal> {
         let source = self.source;
+        may_be_declared(of.name())?;
         if of.space == ".shared" {
             return Ok(());
         }
