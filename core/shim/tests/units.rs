@@ -258,7 +258,8 @@ fn a_launch_that_is_held_has_begun_its_unit() {
     assert_eq!(served.open(), open);
     served.p.ok(&["sync 1"]);
     let units = served.units();
-    assert_eq!((units.len(), units[0].began_ns), (1, open[0]));
+    // An open unit is shown with an even time.
+    assert_eq!((units.len(), units[0].began_ns & !1), (1, open[0]));
     assert!(units[0].ended_ns - units[0].began_ns >= 30_000_000);
     served.p.ends_well();
 }
