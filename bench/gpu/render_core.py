@@ -49,7 +49,7 @@ def costs(content, table):
         told = [f"{min(values):.{row['digits']}f} (to {max(values):.{row['digits']}f})" for values in sides]
         rows.append([row["figure"], row["unit"], len(sides[0]), *told, f"{min(sides[1]) / min(sides[0]):.2f}"])
     text += table(["figure", "unit", "runs", "before", "after", "ratio of the least"], rows)
-    return text + since_before_all(content["in_pairs"], table)
+    return text + since_before_all(content["in_pairs"], table) + simulator(content["simulator"], table)
 
 
 def since_before_all(content, table):
@@ -64,3 +64,27 @@ def since_before_all(content, table):
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         rows.append([row["figure"], row["unit"], len(ratios), *told, f"{statistics.median(ratios):.2f}", spread])
     return text + [""] + table(["figure", "unit", "pairs", "before", "after", "ratio of a pair", "from, to"], rows)
+
+
+def simulator(content, table):
+    """The simulator's speed before and after its crates and their types were renamed, and since."""
+    after = content["after"]
+    text = ["## Simulator speed before and after the renames", ""]
+    text += [
+        (
+            f"The same machine, {content['date']}: the simulator's benchmark `launches` of commits `{content['before']}` (the last before the "
+            f"renames), `{after['renames']}` (behind them) and `{after['since']}` (with what was added since, such as several high-priority "
+            "programs), one after the other in alternating order. The least of the runs, and the median of the ratios of runs next to each "
+            "other. Instructions: of two simulations in each mode, counted by `valgrind --tool=callgrind`, which other work does not disturb."
+        ),
+        "",
+    ]
+    rows = []
+    for row in content["rows"]:
+        sides, digits = [row["before"], row["after"]], row["digits"]
+        ratios = [new / old for old, new in zip(*sides, strict=True)]
+        least = [min(values) for values in sides]
+        told = [f"{value:.{digits}f}" for value in least]
+        ratio = f"{least[1] / least[0]:.2f}"
+        rows.append([row["figure"], row["unit"], len(ratios), f"`{after[row['side']]}`", *told, ratio, f"{statistics.median(ratios):.2f}"])
+    return text + table(["figure", "unit", "runs", "commit", "before", "after", "ratio of the least", "ratio of a pair"], rows)

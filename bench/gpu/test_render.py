@@ -234,13 +234,16 @@ class Renderer(unittest.TestCase):
         launch = {"figure": "ungated launch", "unit": "ns", "digits": 1, "before": [10, 20, 40], "after": [11, 24, 36]}
         pairs = {"date": "2026-11-25", "before": "c", "after": "d", "note": "By hand.", "rows": [launch]}
         costs = {"machine": {"cpus": 2, "date": "2026-11-24"}, "before": "a", "after": "b", "rows": [cost]}
-        self.put("costs.json", {**costs, "in_pairs": pairs})
+        speed = {"figure": "simulation", "unit": "ms", "digits": 1, "side": "since", "before": [40, 50], "after": [44, 50]}
+        simulator = {"date": "2026-11-26", "before": "e", "after": {"renames": "f", "since": "g"}, "rows": [speed]}
+        self.put("costs.json", {**costs, "in_pairs": pairs, "simulator": simulator})
         text = self.text()
         self.assertIn("the worst here is 1.55. Launches that would have gone ahead ungated: 3.", text)
         self.assertIn("\n\n`Noise`: later.\n\n| attack |", text)
         self.assertIn("| Noise | 100 | 10.0 | 20.0 | 12.0 | 31.0 | 1.20 | 1.55 |", text)
         self.assertIn("| policy call | ns | 2 | 200 (to 210) | 220 (to 230) | 1.10 |", text)
         self.assertIn("| ungated launch | ns | 3 | 20.0 | 24.0 | 1.10 | 0.90 to 1.20 |", text)
+        self.assertIn("| simulation | ms | 2 | `g` | 40.0 | 44.0 | 1.10 | 1.05 |", text)
 
     def test_calls_of_a_policy_are_shown_with_their_extremes(self):
         runs = [{"criterion_ns": [n - 1, n, n + 2], "single_p50_ns": n - 20} for n in (180.0, 200.0, 181.0)]

@@ -4,6 +4,8 @@
 //! A module is a source file. Its imports are the paths in it that begin with `crate`, `super`, `self`, a child's name
 //! or an imported name; what is for tests only does not count. The crate's root is a module, too.
 
+mod paths;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

@@ -5,6 +5,7 @@
 
 mod commands;
 mod links;
+mod suite;
 
 use crate::test_count::Count;
 use anyhow::{Context, Result, ensure};
@@ -170,7 +171,7 @@ impl fmt::Display for Offence {
 
 type Check = fn(&Tree) -> Vec<Offence>;
 
-const CHECKS: [(&str, Check); 7] = [
+const CHECKS: [(&str, Check); 8] = [
     ("doc_comments", doc_comments),
     ("columns", columns),
     ("glossary", glossary),
@@ -178,6 +179,7 @@ const CHECKS: [(&str, Check); 7] = [
     ("links", links::links),
     ("tests_named", links::tests_named),
     ("commands", commands::commands),
+    ("suite_commands", suite::commands),
 ];
 
 /// Run the checks whose names contain `filter`, print the offences, and count checks.

@@ -13,22 +13,18 @@
 //!    policy: hold -> offered again when the hold is over or something changed
 //! ```
 
-mod beside;
-mod best_effort;
 mod floors;
 mod offer;
 mod profiles;
 mod progress;
 mod rule;
-mod stall;
 mod state;
 mod units;
 mod yielding;
 
-pub use best_effort::WorkDone;
 pub use floors::Had;
 
-pub use progress::Progress;
+pub use progress::{Progress, WorkDone};
 pub use rule::{BuiltInRule, built_in_rule};
 pub use state::{ClientState, WaitsFor};
 pub use units::{EndedUnits, OpenUnit};
@@ -133,7 +129,7 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
-    beside: beside::Beside,
+    beside: progress::Beside,
     high_active: bool,
     /// How often it has begun to be.
     high_periods: u64,
@@ -152,7 +148,7 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     waiting_clients: u32,
     high_clients: u32,
     stats: PolicyStats,
-    best_effort: best_effort::Totals,
+    best_effort: progress::Totals,
     order: Vec<ClientId>,
     /// See [`Engine::begin_pass`]; 0 before.
     pass: u64,
@@ -181,7 +177,7 @@ impl<P: Policy> Engine<P> {
             disabled: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
-            beside: beside::Beside::default(),
+            beside: progress::Beside::default(),
             high_active: false,
             high_periods: 0,
             high_idle_since_ns: None,
@@ -192,7 +188,7 @@ impl<P: Policy> Engine<P> {
             waiting_clients: 0,
             high_clients: 0,
             stats: PolicyStats::default(),
-            best_effort: best_effort::Totals::default(),
+            best_effort: progress::Totals::default(),
             order: Vec::new(),
             pass: 0,
             pass_offers: 0,

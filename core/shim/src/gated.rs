@@ -65,7 +65,10 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
     let before = slot.word.snapshot().sequence();
-    units::note_held(client, index, call.is_graph);
+    // Best-effort programs have no units of work.
+    if !state::is_best_effort() {
+        units::note_held(client, index, call.is_graph);
+    }
     let launch = Gated { client, index, slot, before, call };
     let mut shape = None;
     let mut answer = None;

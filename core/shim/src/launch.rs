@@ -103,7 +103,9 @@ fn issue_and_mark(
 #[inline(never)]
 fn note(client: &ClientRegion, slot: usize, number: u32, is_graph: bool) {
     let word = &slots::SLOTS[slot & 63].word;
-    units::note(client, slot, number, is_graph);
+    if !state::is_best_effort() {
+        units::note(client, slot, number, is_graph);
+    }
     if !word.is_noted() {
         link::report_change(activity::mark(&client.activity, word, slots::bit(slot)));
     }
@@ -154,7 +156,7 @@ fn govern(call: &Call<'_>) -> CuResult {
         return state::inside(call.real);
     }
     let key = slots::key(call.stream, call.per_thread);
-    let slot = slot_life::find_or_give(key);
+    let slot = slots::find(key).unwrap_or_else(|| slot_life::give(key));
     slots::set_hint(key, slot);
     if slot == slots::OVERFLOW {
         client.counters.stream_overflow.fetch_add(1, Relaxed);

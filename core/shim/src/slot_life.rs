@@ -11,13 +11,9 @@ use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_preempt::cuda::{STREAM_PER_THREAD, driver};
 
-/// The slot of a stream; gives it one if it has none. [`OVERFLOW`] if none is free.
-pub fn find_or_give(key: Key) -> usize {
-    find(key).unwrap_or_else(|| give(key))
-}
-
+/// Gives a slot to a stream that has none. [`OVERFLOW`] if none is free.
 #[cold]
-fn give(key: Key) -> usize {
+pub fn give(key: Key) -> usize {
     // Outside the lock: these call the driver.
     let (context, device, non_blocking) = inspect(key);
     device::report(device);

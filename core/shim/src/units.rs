@@ -135,10 +135,11 @@ pub fn are_told() -> bool {
     state::client().is_some() && !state::is_best_effort()
 }
 
-/// A launch is made that is the first behind something that a wait may cover, or of a graph.
+/// A launch is made that is the first behind something that a wait may cover, or of a graph; not by a best-effort
+/// client.
 #[cold]
 pub fn note(client: &ClientRegion, index: usize, number: u32, is_graph: bool) {
-    if index == OVERFLOW || !are_told() {
+    if index == OVERFLOW {
         return;
     }
     let (stream, bit) = (&STREAMS[index & 63], slots::bit(index));

@@ -2,22 +2,27 @@
 //! scheduler (ASPLOS 2025, section 4).
 //!
 //! ```text
-//! decide(launch):
+//! decide(launch):                                                            here: Priority::decide_by
 //!     if launch is high priority:                            run
-//!     if its client is due by its floor:                     run as below, whoever else is there
-//!     if a high-priority client is connected:
+//!     if its client is due by its floor:                     go on below         Floors::due
+//!     else if a high-priority client is connected:
 //!         if high-priority work is active:                   hold until that changes
 //!         if it has been idle for less than idle_gap:        hold for the rest of the gap
-//!     if other best-effort clients are to go first:          hold                        (by weight)
-//!     if no high-priority client is connected:               run, with a long lease
-//!     run as form(kernel)                                                                (concurrent)
+//!     if not due, and other best-effort clients go first:    hold                Rounds::hold, by weight
+//!     if no high-priority client is connected:               run; with a long lease if nobody shares
+//!     run as form(launch)                                                        Forms::decide
+//!     (a hold lasts at most until its client is due)                             Due::shorten
 //!
-//! form(kernel):
+//! form(launch):                                                              in tally_forms
+//!     if it is a graph:                                      in parts of about graph_part    graph_form
 //!     if its predicted time is within the turnaround bound:  whole
-//!     candidates := whole, preemptible, sliced in 2 or 3 sizes, SM-limited
-//!     for each: its time and its turnaround, measured, or estimated until then
-//!     of those that keep the bound, within the slowdown limit: the fastest
-//!     else of those near the least turnaround:               the fastest
+//!     if it can be transformed and is not yet:               ask for that, now and then      Forms::prepare
+//!     candidates := whole, preemptible, sliced in 2 or 3 sizes, SM-limited                   candidates
+//!     for each: its time and its turnaround, measured, or estimated until then               Entry::review
+//!     of those within the slowdown limit:                                                    choose
+//!         that keep the bound, but for SM-limited:           the fastest
+//!         else of those near the least turnaround:           the fastest, SM-limited included
+//!         else:                                              whole
 //!     but for a small share of launches: a form that would win if it were as fast as the whole kernel
 //! ```
 //!
@@ -29,11 +34,12 @@
 //! kernels short. Where contexts take turns (`time-sliced`), the hardware interrupts kernels anyway: they run whole,
 //! and one best-effort client launches at a time, for some milliseconds.
 //!
-//! | module | what |
+//! | read | for |
 //! | --- | --- |
+//! | this file | when a launch starts |
 //! | [`settings`] | the constants, with defaults for each sharing mode |
-//! | [`tally_fairness`] | which of several best-effort clients launches, and floors; not of the paper |
-//! | [`tally_forms`] | `concurrent`: the form of each launch; a crate, for other policies need it too |
+//! | [`tally_forms`] | `concurrent`: the form of each launch; a crate, for `slo-herald` needs it too |
+//! | [`tally_fairness`] | not of the paper: which of several best-effort clients launches, and floors; a crate, too |
 //!
 //! `docs/policies.md` says where this differs from the paper, and why.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols

@@ -54,8 +54,14 @@ fn check(tree: &Tree, help: Help) -> Vec<Offence> {
     offences
 }
 
-/// Commands in fenced code and in code spans, with their lines; a line that is continued is one.
+/// The commands of [`PROGRAMS`] in a document.
 fn typed(text: &str) -> Vec<(usize, String)> {
+    let is_ours = |command: &str| PROGRAMS.iter().any(|program| begins(command, program).is_some());
+    written(text).into_iter().filter(|(_, command)| is_ours(command)).collect()
+}
+
+/// Lines of fenced code and code spans, with their lines; a line that is continued is one.
+pub fn written(text: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let (mut is_code, mut continued) = (false, None::<(usize, String)>);
     for (at, line) in text.lines().enumerate() {
@@ -76,11 +82,10 @@ fn typed(text: &str) -> Vec<(usize, String)> {
     for (number, line) in prose(text) {
         found.extend(code_spans(line).map(|span| (number, span.to_owned())));
     }
-    let is_ours = |command: &str| PROGRAMS.iter().any(|program| begins(command, program).is_some());
     let plain = found.into_iter().map(|(number, command)| {
         (number, command.trim_start_matches("$ ").trim_start().to_owned())
     });
-    plain.filter(|(_, command)| is_ours(command)).collect()
+    plain.collect()
 }
 
 /// What is behind the program's name, if the command is one of it.

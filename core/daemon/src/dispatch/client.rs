@@ -2,13 +2,12 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
-mod flags;
 mod turnarounds;
 
 use super::Engine;
 use super::Settings;
 use super::control::NewClient;
-use super::kernels::KernelCache;
+use super::kernels::{KernelCache, offered_by, state_of};
 use super::marks::Marks;
 use super::probe::{Launches, Probe};
 use super::profile_cache::ProfileCache;
@@ -439,8 +438,8 @@ impl DispatchClient {
         let submission = Submission {
             ticket,
             kernel,
-            state: flags::state(request.flags),
-            offered: flags::offered(request.flags),
+            state: state_of(request.flags),
+            offered: offered_by(request.flags),
             grid_blocks: if is_graph { request.grid[0].into() } else { product(request.grid) },
             block_threads: product(request.block).min(u32::MAX.into()) as u32,
             shared_bytes: request.shared_bytes,

@@ -3,24 +3,12 @@
 use super::Dispatch;
 use super::control::Notice;
 use std::sync::atomic::Ordering::Relaxed;
-use tally_ipc::wait::now_ns;
 use tokio::sync::mpsc;
 
 /// Clients learn from it that the core's thread is alive.
-const HEARTBEAT_NS: u64 = 200_000_000;
+pub(super) const HEARTBEAT_NS: u64 = 200_000_000;
 
 impl Dispatch {
-    /// Within a pass: a long one, of slow policy calls for many clients, is work and no standstill.
-    pub(super) fn beat(&mut self) {
-        let now = now_ns();
-        if now >= self.next_beat_ns {
-            self.next_beat_ns = now + HEARTBEAT_NS;
-            for c in &self.clients {
-                c.link.core.heartbeat.fetch_add(1, Relaxed);
-            }
-        }
-    }
-
     pub(super) fn heartbeat(&mut self, now: u64) {
         self.next_heartbeat_ns = now + HEARTBEAT_NS;
         while let Some(notice) = self.dropped.pop() {

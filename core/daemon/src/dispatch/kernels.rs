@@ -1,5 +1,5 @@
 //! Which kernel a submission launches: the client's table, read once an entry
-//! and cached, to the engine's ids. Bounded whatever the client writes.
+//! and cached, to the engine's ids; and what its flags say. Bounded whatever the client writes.
 
 use super::Engine;
 use super::profile_cache::ProfileCache;
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use tally_contract::limits::KERNELS_MAX;
-use tally_engine::policy::KernelId;
+use tally_engine::policy::{KernelId, forms_offered, launch_state};
 use tally_engine::profile::{KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags, transform_state};
@@ -217,6 +217,37 @@ impl KernelCache {
         // The client's table is full: told apart by shape only.
         ("unnamed".into(), 0, true)
     }
+}
+
+const STATES: [(u32, u32); 3] = [
+    (submission_flags::GRAPH, launch_state::GRAPH),
+    (submission_flags::COOPERATIVE, launch_state::COOPERATIVE),
+    (submission_flags::CLUSTERED, launch_state::CLUSTERED),
+];
+
+/// What a client says it can do is believed: one that lies about it holds back
+/// its own launches only, and delays others no longer than a whole launch.
+const FORMS: [(u32, u32); 4] = [
+    (submission_flags::CAN_SLICE, forms_offered::SLICED),
+    (submission_flags::CAN_PREEMPT, forms_offered::PREEMPTIBLE),
+    (submission_flags::CAN_LIMIT, forms_offered::SM_LIMITED),
+    (submission_flags::CAN_PREPARE, forms_offered::PREPARABLE),
+];
+
+/// A client's bits as the engine's.
+fn translated<const N: usize>(flags: u32, bits: [(u32, u32); N]) -> u32 {
+    let set = bits.iter().filter(|(theirs, _)| flags & theirs != 0);
+    set.fold(0, |all, (_, ours)| all | ours)
+}
+
+/// What a launch is.
+pub(super) fn state_of(flags: u32) -> u32 {
+    translated(flags, STATES)
+}
+
+/// How the client says that it can run a launch.
+pub(super) fn offered_by(flags: u32) -> u32 {
+    translated(flags, FORMS)
 }
 
 #[cfg(test)]

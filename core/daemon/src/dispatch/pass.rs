@@ -2,7 +2,10 @@
 
 use super::Dispatch;
 use super::client::Taken;
+use super::heartbeat::HEARTBEAT_NS;
 use super::share::{Rotation, Share};
+use std::sync::atomic::Ordering::Relaxed;
+use tally_ipc::wait::now_ns;
 
 /// Clients that the next pass begins with, for each kind of work.
 #[derive(Default)]
@@ -47,6 +50,17 @@ impl Dispatch {
             c.poll_probe(now);
         }
         active
+    }
+
+    /// Within a pass: a long one, of slow policy calls for many clients, is work and no standstill.
+    fn beat(&mut self) {
+        let now = now_ns();
+        if now >= self.next_beat_ns {
+            self.next_beat_ns = now + HEARTBEAT_NS;
+            for c in &self.clients {
+                c.link.core.heartbeat.fetch_add(1, Relaxed);
+            }
+        }
     }
 
     fn take_completions(&mut self, now: u64, share: Share) -> bool {

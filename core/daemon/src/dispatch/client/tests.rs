@@ -185,8 +185,8 @@ fn launches_that_end_before_they_are_granted_are_seen_done() {
 fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
     let known_better =
         launch_state::HIGH_ACTIVE | launch_state::OFFERED_AGAIN | launch_state::MIN_SHARE;
-    assert_eq!(flags::state(u32::MAX), launch_state::ALL & !known_better);
-    assert_eq!(flags::offered(u32::MAX), forms_offered::ALL);
-    assert_eq!(flags::state(submission_flags::LEASED), 0);
-    assert_eq!(flags::offered(submission_flags::LEASED), 0);
+    assert_eq!(state_of(u32::MAX), launch_state::ALL & !known_better);
+    assert_eq!(offered_by(u32::MAX), forms_offered::ALL);
+    assert_eq!(state_of(submission_flags::LEASED), 0);
+    assert_eq!(offered_by(submission_flags::LEASED), 0);
 }
