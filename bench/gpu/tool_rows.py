@@ -142,20 +142,25 @@ def _profiler_works(result):
     return went_well(result) and bool(found["launch_calls"]) and bool(found["kernels"])
 
 
+INJECTED = "a tool is injected"
+
 ROWS = (
     Row(
         "memcheck", "compute-sanitizer memcheck, no error", "compute-sanitizer", ("--tool", "memcheck", *SANITIZER),
         "native", ("run", "60"), memcheck, lambda r: went_well(r) and memcheck(r)["errors"] == 0,
+        whole_because=INJECTED,
     ),
     Row(
         "memcheck-bounds", "compute-sanitizer memcheck, one write out of bounds", "compute-sanitizer",
         # Errors of calls after the write depend on which calls are made.
         ("--tool", "memcheck", "--report-api-errors", "no", *SANITIZER),
         "native", ("bounds", "60"), memcheck, lambda r: bool(memcheck(r)["errors"] and memcheck(r)["invalid writes"] and r.exits[0]),
+        whole_because=INJECTED,
     ),
     Row(
         "racecheck", "compute-sanitizer racecheck, one race", "compute-sanitizer", ("--tool", "racecheck", *SANITIZER),
         "native", ("race", "60"), racecheck, lambda r: bool(racecheck(r)["hazards"] and all(r.said)),
+        whole_because=INJECTED,
     ),
     Row(
         "cuda-gdb", "cuda-gdb, two stops in a kernel", "cuda-gdb", DEBUGGER, "debug", ("run", "60"), debugger, _debugger_works,
@@ -164,6 +169,7 @@ ROWS = (
     Row(
         "ncu", "ncu, every kernel", "ncu", ("--clock-control", "none", "--metrics", "gpu__time_duration.sum"),
         "native", ("run", "30"), profiled, _ncu_works,
+        whole_because=INJECTED,
     ),
     Row(
         "blocking", "CUDA_LAUNCH_BLOCKING=1", "", (), "native", ("run", "300"), nothing, went_well, BOTH,

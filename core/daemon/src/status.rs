@@ -149,7 +149,9 @@ fn whole_because(word: u32) -> &'static str {
     match word {
         whole_because::NOTHING => "",
         whole_because::LAUNCH_BLOCKING => "CUDA_LAUNCH_BLOCKING is set",
-        whole_because::INJECTION => "a tool is injected into the driver (CUDA_INJECTION64_PATH)",
+        whole_because::INJECTION => {
+            "a tool is injected (CUDA_INJECTION64_PATH, compute-sanitizer or Nsight)"
+        }
         whole_because::DEBUGGER => "a debugger is attached",
         whole_because::BYPASS => {
             "another library stands between the program and the driver, or may call it without the shim: it is in LD_PRELOAD as well, or was opened with RTLD_DEEPBIND"

@@ -361,7 +361,8 @@ pub mod whole_because {
     pub const NOTHING: u32 = 0;
     /// The environment sets `CUDA_LAUNCH_BLOCKING`.
     pub const LAUNCH_BLOCKING: u32 = 1;
-    /// A tool is injected into the driver: `CUDA_INJECTION64_PATH` or `CUDA_INJECTION32_PATH` is set.
+    /// A tool is injected into the driver or the program: `CUDA_INJECTION64_PATH` or `CUDA_INJECTION32_PATH` is set, or a
+    /// library of compute-sanitizer's or Nsight's is loaded.
     pub const INJECTION: u32 = 2;
     /// A debugger is attached to the process or to the driver.
     pub const DEBUGGER: u32 = 3;

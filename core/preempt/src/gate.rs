@@ -25,6 +25,9 @@ const EPOCHS_MAX: u32 = 1 << 30;
 /// Streams with a notice word.
 pub const NOTICES: usize = STREAM_SLOTS - 2;
 pub(crate) const FLAG_LINES: usize = FLAG_MASK as usize + 1;
+/// The driver puts small allocations side by side. A program that writes somewhat behind its own is not to hit the flag,
+/// nor a checker to take that for right: the flag is in the middle of as much as the driver gives out by itself.
+const FLAG_ROOM_BYTES: usize = 2 << 20;
 /// The context that transformed forms live in; 0: none yet.
 pub(crate) static CONTEXT: AtomicUsize = AtomicUsize::new(0);
 /// Held while the flag's thread uses the context.
@@ -70,7 +73,8 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
     // SAFETY: valid out-pointers, memory and streams of our own.
     unsafe {
         d.stream_wait.ok_or(MISSING)?;
-        check(d.mem_alloc.ok_or(MISSING)?(&mut flag, words * 4))?;
+        check(d.mem_alloc.ok_or(MISSING)?(&mut flag, FLAG_ROOM_BYTES))?;
+        flag += FLAG_ROOM_BYTES as u64 / 2;
         check(d.stream_priorities.ok_or(MISSING)?(&mut low, &mut high))?;
         let create = d.stream_create.ok_or(MISSING)?;
         check(create(&mut flag_stream, STREAM_NON_BLOCKING, high))?;

@@ -82,6 +82,32 @@ pub fn of(address: usize) -> Option<Object> {
     found.1
 }
 
+/// Whether an object is loaded whose file's name without folders begins with one of these.
+pub fn is_any_named(beginnings: &[&str]) -> bool {
+    /// As [`of`]'s.
+    unsafe extern "C" fn look(
+        object: *mut libc::dl_phdr_info,
+        _: usize,
+        search: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's description and `is_any_named`'s own value.
+        let (object, (beginnings, found)) =
+            unsafe { (&*object, &mut *search.cast::<(&[&str], bool)>()) };
+        if !object.dlpi_name.is_null() {
+            // SAFETY: the loader's own string.
+            let path = unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes();
+            let name_at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+            *found |= beginnings.iter().any(|b| path[name_at..].starts_with(b.as_bytes()));
+        }
+        c_int::from(*found)
+    }
+    let mut search = (beginnings, false);
+    let look: Visit = look;
+    // SAFETY: `look` takes such a pair, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    search.1
+}
+
 /// Bytes of thread-local data of all objects, which lie on the stack of each thread.
 pub fn thread_local_bytes() -> usize {
     unsafe extern "C" fn add(object: *mut libc::dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
@@ -110,5 +136,7 @@ mod tests {
         assert!(libc.name().starts_with("libc."), "{}", libc.name());
         assert_eq!(here.name(), "", "the program");
         assert!(of(16).is_none());
+        assert!(is_any_named(&["libnone.", "libc."]));
+        assert!(!is_any_named(&["libnone.", "ibc."]));
     }
 }

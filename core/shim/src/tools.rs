@@ -4,11 +4,12 @@
 //! each part of a launch would be waited for before the next is made. Besides, a user of such a tool wants to
 //! see the program's own launches.
 //!
-//! Tools are found by the variables by which the driver loads them. A program that has CUPTI serialise kernels by itself
+//! Tools are found by the variables by which the driver loads them, and NVIDIA's checkers and profilers (compute-sanitizer,
+//! Nsight Compute, Nsight Systems) by the libraries that they preload. A program that has CUPTI serialise kernels by itself
 //! is not noticed: CUPTI is initialised in the driver, and says nobody what it is asked for. Its results are right all
 //! the same (step `exact` of the GPU suite, *kernels one at a time*).
 
-use crate::{bypass, resolve, state, streams};
+use crate::{bypass, objects, resolve, state, streams};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
@@ -16,6 +17,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ipc::layout::whole_because::{
     BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NOTHING,
 };
+
+/// How the names of libraries begin that NVIDIA's tools have a program load.
+const TOOLS: [&str; 5] = [
+    "libTreeLauncher",
+    "libInterceptorInjectionTarget",
+    "libsanitizer-",
+    "libcuda-injection",
+    "libToolsInjection",
+];
 
 /// What was found when the program began to use CUDA.
 static FOUND: AtomicU32 = AtomicU32::new(NOTHING);
@@ -38,7 +48,10 @@ pub fn look() {
         BYPASS
     } else if blocking {
         LAUNCH_BLOCKING
-    } else if is_set("CUDA_INJECTION64_PATH") || is_set("CUDA_INJECTION32_PATH") {
+    } else if is_set("CUDA_INJECTION64_PATH")
+        || is_set("CUDA_INJECTION32_PATH")
+        || objects::is_any_named(&TOOLS)
+    {
         INJECTION
     } else if *WAS_TRACED.get_or_init(is_traced_by_cuda_gdb) {
         DEBUGGER
