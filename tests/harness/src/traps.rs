@@ -117,8 +117,8 @@ impl Trap {
     pub const ALL: [Trap; 4] = [
         Trap { name: "serves nothing", how: "nothing", guard: None },
         Trap { name: "serves nothing", how: "nothing", guard: Some("hp_p99<300ms") },
-        Trap { name: "stalls for the rest of its block", how: "block", guard: None },
-        Trap { name: "stalls for the rest of its block", how: "block", guard: Some("hp_p99<60ms") },
+        Trap { name: "holds until its block ends", how: "block", guard: None },
+        Trap { name: "holds until its block ends", how: "block", guard: Some("hp_p99<60ms") },
     ];
 
     /// One test of it against `fifo`: the exit code of `tallyctl`, and what it said. `fifo` must serve afterwards.
