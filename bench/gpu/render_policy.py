@@ -61,28 +61,63 @@ def interval(effect):
     return f"{low:.3f} to {high:.3f}"
 
 
+# What tells rows of A/B tests apart: a run in one sharing mode replaces none of another.
+AB_KEY = ("sharing", "test", "metric")
+
+
+def made_by(content):
+    """The run that a result file comes from."""
+    machine = content.get("machine", {})
+    return {key: machine.get(key) for key in ("device", "commit", "date")} | {"sharing": content["sharing"]}
+
+
+def ab_rows(content):
+    """The rows of the A/B tests, each with its sharing mode and the run that made it."""
+    of_part = content.get("made", {}).get("ab") or made_by(content)
+    rows = []
+    for row in content.get("ab") or []:
+        made = row.get("made") or {key: of_part[key] for key in ("device", "commit", "date")}
+        rows.append({**row, "sharing": row.get("sharing") or of_part["sharing"], "made": made})
+    return rows
+
+
+def ab_key(row):
+    return tuple({**row, "metric": row["plan"]["metric"]}[key] for key in AB_KEY)
+
+
 def ab(rows):
     """Of the A/B tests."""
     text = (
         "Effect: B's figure over A's, with its 95 % interval. Back: from the moment the test ended until A was active."
     )
+    makes = {}
+    for row in rows:
+        made = row["made"]
+        if made["commit"]:
+            modes = makes.setdefault((made["device"], made["commit"], made["date"]), [])
+            modes += [mode for mode in [f"`{row['sharing']}`"] if mode not in modes]
+    runs = [f"{' and '.join(modes)} on an {device}, commit `{commit}`, {date}" for (device, commit, date), modes in makes.items()]
+    if runs:
+        text = f"In {'; '.join(runs)}. {text}"
     cells = [
         [
             f"{row['test']}: {row['a']['name']}, {row['b']['name']}",
+            f"`{row['sharing']}`",
             row["plan"]["metric"],
-            f"{row['ended']['reason']} after {number(row['elapsed_s'], 1)} s",
+            row["verdict"].replace("_", " "),
+            number(row["elapsed_s"], 1),
+            row["ended"]["reason"].replace("_", " "),
             row["pairs"],
             number(row["effect"]["ratio"], 3) if row["pairs"] else "",
             interval(row["effect"]),
-            row["verdict"].replace("_", " "),
             f"{number(row['a']['hp_p99_ms'], 3)} / {number(row['b']['hp_p99_ms'], 3)}",
             f"{number(row['a']['be_gpu_ms_per_s'], 0)} / {number(row['b']['be_gpu_ms_per_s'], 0)}",
             "" if row["a_back_after_ns"] is None else number(row["a_back_after_ns"] / 1e6, 1),
         ]
         for row in rows
     ]
-    header = ["test: A, B", "metric", "ended", "pairs", "effect", "interval", "verdict", "p99 ms, A / B"]
-    return "A/B tests", text, [*header, "best effort GPU ms/s, A / B", "A back after ms"], cells
+    header = ["test: A, B", "sharing mode", "metric", "verdict", "after s", "ended by", "pairs", "effect", "interval"]
+    return "A/B tests", text, [*header, "p99 ms, A / B", "best effort GPU ms/s, A / B", "A back after ms"], cells
 
 
 def chaos(rows):
@@ -113,14 +148,36 @@ def chaos(rows):
 PARTS = {"log": log, "shadow": shadow, "ab": ab, "chaos": chaos}
 
 
+def merged_ab(old, new):
+    """The A/B tests of both files: a row of `new` takes the place of the same test in the same sharing mode."""
+    new_rows = {ab_key(row): row for row in ab_rows(new)}
+    rows = [new_rows.pop(ab_key(row), row) for row in ab_rows(old)]
+    return rows + list(new_rows.values())
+
+
+def part_of(message):
+    """What a failure is about: a part, or for A/B tests `ab in MODE`."""
+    return message.split(",")[0].split(":")[0]
+
+
 def merged(old, new):
-    """The parts of `new` in place of those of `old`; how these were made is in `made`, by part."""
-    made = {key: new["machine"].get(key) for key in ("device", "commit", "date")} | {"sharing": new["sharing"]}
+    """The parts of `new` in place of those of `old`; how these were made is in `made`, by part, and in each A/B test."""
     parts = [part for part in PARTS if new.get(part)]
     kept = {part: old[part] for part in PARTS if old.get(part) and part not in parts}
-    if not kept:
-        return new
-    return {**old, **{part: new[part] for part in parts}, "made": {**old.get("made", {}), **dict.fromkeys(parts, made)}}
+    out = {**old, **{part: new[part] for part in parts}} if kept else dict(new)
+    if kept:
+        others = [part for part in parts if part != "ab"]
+        out["made"] = {**old.get("made", {}), **dict.fromkeys(others, made_by(new))}
+    if old.get("ab") or new.get("ab"):
+        out["ab"] = merged_ab(old, new)
+        out.get("made", {}).pop("ab", None)
+    measured = {f"ab in {new['sharing']}" if part == "ab" else part for part in parts}
+    failures = []
+    for message in old.get("failures", []):
+        part = part_of(message)
+        if part not in measured and (kept or part.startswith("ab in ")):
+            failures.append(message)
+    return {**out, "failures": failures + new.get("failures", [])}
 
 
 def lines(content, marks, table):
@@ -134,8 +191,8 @@ def lines(content, marks, table):
     ]
     for part, make in PARTS.items():
         if content.get(part):
-            heading, text, header, rows = make(content[part])
-            if made := content.get("made", {}).get(part):
+            heading, text, header, rows = make(ab_rows(content) if part == "ab" else content[part])
+            if part != "ab" and (made := content.get("made", {}).get(part)):
                 text = f"On an {made['device']}, commit `{made['commit']}`, {made['date']}, in `{made['sharing']}`. {text}"
             out += [f"### {heading}", "", text, "", *table(header, rows)]
     if end := content.get("end"):

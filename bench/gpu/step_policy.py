@@ -81,8 +81,8 @@ def times(values):
 class Stage:
     """The core, its two clients, and the arrivals that load them."""
 
-    def __init__(self, suite, core, hp, be):
-        self.suite, self.core, self.hp, self.be = suite, core, hp, be
+    def __init__(self, suite, core, sharing, hp, be):
+        self.suite, self.core, self.sharing, self.hp, self.be = suite, core, sharing, hp, be
         self.rate_per_s = None
         self.arrivals = []
 
@@ -283,10 +283,10 @@ def ab_test(stage, what, other, metric, options, max_s, failures):
         wait_for_end(core, max_s + 15)
         report, serving = ctl_json(core, "ab", "report"), core.status()["policy"]
     if serving["name"] != POLICY or serving["disabled"]:
-        failures.add(f"{what}: {serving['name']} is active after it, not A")
+        failures.add(f"ab in {stage.sharing}, {what}: {serving['name']} is active after it, not A")
     keys = ("plan", "ended", "elapsed_s", "verdict", "e_value", "effect", "mean_effect", "pairs", "sample_ratio")
     keys += ("caveats", "a_back_after_ns")
-    row = {"test": what, **{key: report[key] for key in keys}}
+    row = {"test": what, "sharing": stage.sharing, **{key: report[key] for key in keys}}
     row |= {arm.lower(): {"name": report[arm.lower()]["name"], **of_blocks(report, arm)} for arm in ("A", "B")}
     row |= {"requests_served": len(answers[0]["service_ms"]), "service_ms": times(answers[0]["service_ms"])}
     print(f"ab, {what}: {row}", flush=True)
@@ -295,20 +295,20 @@ def ab_test(stage, what, other, metric, options, max_s, failures):
 
 def measure_ab(stage, args, failures):
     """Each test by itself: one that fails does not keep the other from being run."""
-    rows = []
+    rows, where = [], f"ab in {stage.sharing}"
     for metric in args.metrics.split(","):
-        with failures.guard(f"ab, {metric}"):
+        with failures.guard(f"{where}, {metric}"):
             rows.append(ab_test(stage, "compared", OTHER, metric, ["--guard", "hp_p99<1s"], args.ab_s, failures))
-    with failures.guard("ab, A against itself"):
+    with failures.guard(f"{where}, A against itself"):
         row = ab_test(stage, "A against itself", POLICY, "hp_p99", [], args.ab_s, failures)
         if row["verdict"] not in ("keep_a", "undecided"):
-            failures.add(f"ab: A against itself ended with {row['verdict']}: {row['effect']}")
+            failures.add(f"{where}: A against itself ended with {row['verdict']}: {row['effect']}")
         rows.append(row)
-    with failures.guard("ab, guard"):
+    with failures.guard(f"{where}, guard"):
         options = ["--block", "3s", "--washout", "100ms", "--guard", IMPOSSIBLE]
         row = ab_test(stage, "a guard is breached", OTHER, "be_throughput", options, 20, failures)
         if row["ended"]["reason"] != "guard":
-            failures.add(f"ab: {IMPOSSIBLE} did not end it: {row['ended']}")
+            failures.add(f"{where}: {IMPOSSIBLE} did not end it: {row['ended']}")
         rows.append(row)
     return rows
 
@@ -472,7 +472,7 @@ def main(suite):
         hp = Client(suite, "hp", [HP_JOB], core, "high")
         be = Client(suite, "be", [BE_JOB, "exact"], core, "best-effort", DETERMINISTIC)
         with started([hp, be]):
-            stage = Stage(suite, core, hp, be)
+            stage = Stage(suite, core, args.sharing, hp, be)
             pids = {one.name: one.pid for one in (hp, be)}
             keep(solo=measure_solo(stage, args.load))
             for note in shortfalls(core.status(), args.sharing, NAMES):

@@ -188,7 +188,7 @@ class Renderer(unittest.TestCase):
             "61.50 % of 200 decisions equal, 1 left out",
             "It took 2.40 % of a CPU",
             "| with the shadow | 1.500 | 2.250 | 2.25 | 12.50 |",
-            "| guard after 0.2 s | 0 |  |  | undecided | 1.250 / 1.250 | 300 / 300 | 0.9 |",
+            "| a guard: fifo, fifo | `timeslice` | be_throughput | undecided | 0.2 | guard | 0 |  |  | 1.250 / 1.250 | 300 / 300 | 0.9 |",
             "| stall | 1998 |  | 4124 | 2.250 |  |  |  | differs |",
             "1 of the 2 clients were connected, after 40 active policies",
             "[^1]: Policy: it broke.",
@@ -197,12 +197,50 @@ class Renderer(unittest.TestCase):
         self.put("policy.json", {key: content[key] for key in ("hp", "be", "load", "sharing", "policy")})
         self.assertNotIn("### A shadow", self.text())
         machine = {"device": "NVIDIA X", "commit": "abc", "date": "2026-01-02"}
-        again = {"machine": machine, "sharing": "mps", "ab": [{**ab, "test": "anew"}]}
+        again = {"machine": machine, "sharing": "mps", "shadow": shadow, "failures": ["shadow: late"]}
         self.put("policy.json", render_policy.merged(content, again))
         text = self.text()
-        self.assertIn("On an NVIDIA X, commit `abc`, 2026-01-02, in `mps`. Effect:", text)
-        self.assertIn("| anew: fifo, fifo |", text)
-        self.assertIn("### A shadow", text)
+        self.assertIn("On an NVIDIA X, commit `abc`, 2026-01-02, in `mps`. `fifo` as the shadow", text)
+        self.assertIn("| a guard: fifo, fifo |", text)
+        self.assertIn("Policy: it broke.", text)
+        self.assertIn("Policy: shadow: late.", text)
+
+    def test_ab_tests_of_both_sharing_modes_stand_in_one_table(self):
+        """A run in one mode replaces the same tests of that mode, and nothing else."""
+        arm = {"name": "fifo", "hp_p99_ms": 1.25, "be_gpu_ms_per_s": 300.0}
+        row = {"test": "compared", "ended": {"reason": "decided"}, "pairs": 10, "a": arm, "b": arm, "a_back_after_ns": None}
+        row |= {"effect": {"ratio": 2.0, "low": 1.5, "high": None}}
+
+        def run(sharing, commit, verdict, *metrics, failures=()):
+            tests = [{**row, "plan": {"metric": m}, "verdict": verdict, "elapsed_s": 20.0} for m in metrics]
+            machine = {"device": "NVIDIA X", "commit": commit, "date": "2026-01-02"}
+            content = {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "sharing": sharing, "policy": "tally-priority"}
+            return {**content, "machine": machine, "ab": tests, "failures": list(failures)}
+
+        def table(content):
+            self.put("policy.json", content)
+            return [line.split(" | ")[1:5] for line in self.text().splitlines() if line.startswith("| compared")]
+
+        slices = run("timeslice", "aaa", "undecided", "hp_p99", "be_throughput")
+        mps = run("mps", "bbb", "keep_a", "hp_p99", failures=["ab in mps, hp_p99: it broke"])
+        both = render_policy.merged(slices, mps)
+        expected = [["`timeslice`", "hp_p99", "undecided", "20.0"], ["`timeslice`", "be_throughput", "undecided", "20.0"]]
+        self.assertEqual(table(both), [*expected, ["`mps`", "hp_p99", "keep a", "20.0"]])
+        text = self.text()
+        self.assertIn("In `timeslice` on an NVIDIA X, commit `aaa`, 2026-01-02; `mps` on an NVIDIA X, commit `bbb`, 2026-01-02. Effect:", text)
+        self.assertIn("Policy: ab in mps, hp_p99: it broke.", text)
+        # In the other order, and time-slicing measured again: what `mps` gave stays.
+        again = render_policy.merged(render_policy.merged(mps, slices), run("timeslice", "ccc", "promote_b", "be_throughput"))
+        modes = [["`mps`", "hp_p99", "keep a", "20.0"], expected[0], ["`timeslice`", "be_throughput", "promote b", "20.0"]]
+        self.assertEqual(table(again), modes)
+        self.assertEqual(again["failures"], ["ab in mps, hp_p99: it broke"])
+        # Another part, measured alone, keeps the tests and their runs.
+        log = {**run("mps", "ddd", "keep_a"), "shadow": {"policy": "fifo"}}
+        kept = render_policy.merged(both, log)
+        self.assertEqual([row["made"]["commit"] for row in kept["ab"]], ["aaa", "aaa", "bbb"])
+        # `mps` measured again drops what failed there before.
+        mended = render_policy.merged({**both, "log": [{}]}, run("mps", "eee", "keep_a", "hp_p99"))
+        self.assertEqual(mended["failures"], [])
 
     def test_a_share_of_what_the_process_itself_makes_stands_beside_the_other(self):
         self.put("pairs.json", [pair_row(be_share=0.5, be_share_of_own=0.625)])

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod ab;
+mod ab_record;
 mod asan;
 mod bench;
 mod bindings;

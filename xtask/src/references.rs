@@ -1,5 +1,5 @@
-//! `cargo xtask references`: writes `docs/reference/` and the example configuration, from what the code itself uses. The files are committed;
-//! `cargo xtask test references` keeps them what the code says.
+//! `cargo xtask references`: writes `docs/reference/` and the example configuration, from what the code itself uses, and the figures in
+//! `docs/ab.md`. The files are committed; `cargo xtask test references` keeps them what the code says.
 //!
 //! This program links neither wasmtime nor the daemon: the built programs print what is about themselves.
 
@@ -79,6 +79,7 @@ fn documents() -> Result<Vec<(String, String)>> {
     let mut documents = vec![
         ("contract.md".to_owned(), contract::reference(tally_contract::TEXT)?),
         ("limits.md".to_owned(), limits::reference()),
+        ("../ab.md".to_owned(), crate::ab_record::document()?),
     ];
     for (name, program, document) in PRINTED {
         documents.push((name.into(), printed(program, document)?));

@@ -4,7 +4,7 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! `differential`, `ab`, `fuzz` and `reload` are for looking longer at what other groups run
+//! `differential`, `ab`, `traps`, `fuzz` and `reload` are for looking longer at what other groups run
 //! shortly already: they must be asked for.
 
 use crate::build::{self, cargo, line};
@@ -13,7 +13,7 @@ use crate::{repository, target_dir};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -72,8 +72,10 @@ pub enum Group {
     Litmus,
     /// Transformed kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
-    /// The statistics of A/B tests against simulated experiments; prints JSON (only when named).
+    /// The statistics of A/B tests against simulated experiments (only when named).
     Ab,
+    /// A/B tests of policies that harm programs, each a hundred times, across processes (only when named).
+    Traps,
     /// The fuzz targets that do without the daemon, 20 s each under libFuzzer (only when named).
     Fuzz,
     /// Ten thousand changes of policy while programs launch (only when named).
@@ -101,28 +103,35 @@ pub struct Args {
     /// `fuzz`: time for each target, s (20 by default).
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
-    /// `reload`: changes of policy (10000 by default).
+    /// `reload`: changes of policy (10000 by default); `traps`: tests of each trap (100 by default).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
+    /// `ab`, `traps`: file that gets the figures (docs/results/ab.json by default, if nothing failed).
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 impl Args {
     /// An option of one group means nothing to the others.
     fn check(&self) -> Result<()> {
-        use Group::{Ab, Clippy, Fmt, Languages, Reload};
-        if let (Some(group @ (Fmt | Clippy | Languages | Ab | Reload)), Some(name)) =
+        use Group::{Ab, Clippy, Fmt, Languages, Reload, Traps};
+        if let (Some(group @ (Fmt | Clippy | Languages | Ab | Traps | Reload)), Some(name)) =
             (self.group, &self.filter)
         {
             anyhow::bail!("`test {}` runs as a whole and takes no NAME ({name:?})", group.name());
         }
-        let only = |given: bool, option: &str, group: Group, name: &str| {
-            ensure!(!given || self.group == Some(group), "{option} goes with `test {name}` only");
+        let only = |given: bool, option: &str, groups: &[Group]| {
+            let names: Vec<String> =
+                groups.iter().map(|g| format!("`test {}`", g.name())).collect();
+            let is_right = self.group.is_some_and(|group| groups.contains(&group));
+            ensure!(!given || is_right, "{option} goes with {} only", names.join(" and "));
             Ok(())
         };
-        only(self.experiments.is_some(), "--experiments", Group::Ab, "ab")?;
-        only(self.schedules.is_some(), "--schedules", Group::Differential, "differential")?;
-        only(self.seconds.is_some(), "--seconds", Group::Fuzz, "fuzz")?;
-        only(self.count.is_some(), "--count", Group::Reload, "reload")
+        only(self.experiments.is_some(), "--experiments", &[Ab])?;
+        only(self.schedules.is_some(), "--schedules", &[Group::Differential])?;
+        only(self.seconds.is_some(), "--seconds", &[Group::Fuzz])?;
+        only(self.count.is_some(), "--count", &[Traps, Reload])?;
+        only(self.out.is_some(), "--out", &[Ab, Traps])
     }
 
     /// Runners succeed if a filter matches nothing: that is an error here.
@@ -147,18 +156,21 @@ impl Group {
 pub fn run(args: &Args) -> Result<()> {
     args.check()?;
     if args.group == Some(Group::Ab) {
-        return crate::ab::validate(args.experiments);
+        return crate::ab::validate(args.experiments, args.out.as_deref());
     }
     let groups: Vec<Group> = match args.group {
         Some(group) => vec![group],
         None => USUAL.to_vec(),
     };
     let builds = groups.iter().any(|g| {
-        use Group::{E2e, Languages, Litmus, References, Reload, Unit};
-        matches!(g, References | Unit | Languages | E2e | Litmus | Reload)
+        use Group::{E2e, Languages, Litmus, References, Reload, Traps, Unit};
+        matches!(g, References | Unit | Languages | E2e | Litmus | Traps | Reload)
     });
     if builds && !args.no_build {
         build::everything()?;
+    }
+    if args.group == Some(Group::Traps) {
+        return crate::ab::trapped_across_processes(args.count, args.out.as_deref());
     }
     if args.group == Some(Group::Reload) {
         return crate::reload::run(args.count);
@@ -330,7 +342,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             commands.push(test);
         }
         // No test programs: see `run`.
-        Group::Words | Group::References | Group::Ab | Group::Reload => {}
+        Group::Words | Group::References | Group::Ab | Group::Traps | Group::Reload => {}
         Group::Fuzz => {
             let seconds = args.seconds.unwrap_or(FUZZ_S).to_string();
             let asked = |name: &&str| filter.is_none_or(|filter| name.contains(filter));
@@ -498,6 +510,7 @@ mod tests {
             experiments: None,
             seconds,
             count: None,
+            out: None,
         }
     }
 
@@ -505,7 +518,8 @@ mod tests {
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> =
             Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
-        assert_eq!(missing, [&Group::Differential, &Group::Ab, &Group::Fuzz, &Group::Reload]);
+        let named = [Group::Differential, Group::Ab, Group::Traps, Group::Fuzz, Group::Reload];
+        assert_eq!(missing, named.each_ref());
     }
 
     #[test]
@@ -538,7 +552,8 @@ mod tests {
         let mut one = Count::default();
         one.take("test result: ok. 1 passed; 0 failed; 0 ignored");
         named(Group::E2e).ensure_any(one).unwrap();
-        for group in [Group::Fmt, Group::Clippy, Group::Languages, Group::Ab, Group::Reload] {
+        use Group::{Ab, Clippy, Fmt, Languages, Reload, Traps};
+        for group in [Fmt, Clippy, Languages, Ab, Traps, Reload] {
             let error = named(group).check().unwrap_err().to_string();
             assert!(error.contains(&group.name()) && error.contains("NAME"), "{error}");
         }

@@ -99,6 +99,8 @@ pub struct ClientStatus {
     pub tickets_skipped: u64,
     /// Tickets given up by their owner.
     pub tickets_abandoned: u64,
+    /// Values in its shared memory that no shim writes; it is disconnected at the 16th.
+    pub breaches: u64,
 }
 
 /// What a client needs of its requests.

@@ -265,6 +265,14 @@ limits! {
         POLICY_CONFIG_BYTES_MAX: usize = 1 << 20, Bytes;
     }
     "The core" {
+        /// The core's configuration file.
+        CONFIG_BYTES_MAX: usize = 1 << 20, Bytes;
+        /// Values in a client's shared memory that no shim writes; it is disconnected at so many.
+        BREACHES_MAX: u64 = 16, Count;
+        /// Tickets of launches that a client's threads may have taken before the core reads the first; more is a breach.
+        TICKETS_AHEAD_MAX: u64 = 1 << 23, Count;
+        /// Launches of a client that may yield between two looks of the core; more is a breach.
+        TURNAROUNDS_AHEAD_MAX: u64 = 1 << 20, Count;
         /// Launches that are let into a full window in which nothing ends, each `engine.window_stall_ms`: one, then
         /// two, four and at most so many.
         STALL_BURST_MAX: u32 = 256, Count;

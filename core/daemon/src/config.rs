@@ -21,7 +21,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tally_contract::limits::{
-    HOLD_NS_MAX, HOLD_NS_MAX_LARGEST, KERNELS_MAX, LINGER_US_MAX, RESERVES_MAX, SMS_MAX,
+    CONFIG_BYTES_MAX, HOLD_NS_MAX, HOLD_NS_MAX_LARGEST, KERNELS_MAX, LINGER_US_MAX, RESERVES_MAX,
+    SMS_MAX,
 };
 use tally_wasm_host::{Capabilities, Limits, TrustSettings};
 
@@ -398,18 +399,26 @@ impl Default for Timeslice {
     }
 }
 
+/// Where a text is wrong, and why, without its lines: it may be a file of secrets that was named by mistake.
+fn parse_error(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map(|before| before.matches('\n').count() + 1);
+    let place = line.map_or_else(String::new, |line| format!("line {line}: "));
+    format!("{place}{}", error.message())
+}
+
 impl Config {
     /// Read a file.
     ///
     /// # Errors
     /// If it cannot be read or understood.
     pub fn read(path: &Path) -> Result<Self, CoreError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| CoreError::ConfigRead { path: path.into(), source })?;
-        let config: Config = toml::from_str(&text).map_err(|error| CoreError::ConfigParse {
-            path: path.into(),
-            message: error.to_string(),
-        })?;
+        let bytes =
+            crate::files::read_path(path, CONFIG_BYTES_MAX).map_err(CoreError::ConfigRead)?;
+        let wrong = |message| CoreError::ConfigParse { path: path.into(), message };
+        let text = str::from_utf8(&bytes).map_err(|_| wrong("is not UTF-8".into()))?;
+        let config: Config =
+            toml::from_str(text).map_err(|error| wrong(parse_error(text, &error)))?;
         config.check()?;
         Ok(config)
     }

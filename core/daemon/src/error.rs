@@ -1,6 +1,7 @@
 //! Why the core ends, and the exit code that says so to scripts and service
 //! managers.
 
+use crate::files::FileError;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -37,8 +38,8 @@ fn to_do(pid: Option<u32>, is_gone: bool) -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
     /// A configuration file could not be read.
-    #[error("configuration file {path}: {source}")]
-    ConfigRead { path: PathBuf, source: std::io::Error },
+    #[error("configuration file {0}")]
+    ConfigRead(FileError),
     /// A configuration file says something that is not understood.
     #[error("configuration file {path}: {message}")]
     ConfigParse {
@@ -91,7 +92,7 @@ impl CoreError {
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            CoreError::ConfigRead { .. }
+            CoreError::ConfigRead(_)
             | CoreError::ConfigParse { .. }
             | CoreError::ConfigValue(_) => EXIT_USAGE,
             CoreError::Policy(_) => EXIT_POLICY,

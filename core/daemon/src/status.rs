@@ -333,6 +333,7 @@ pub fn client(
         report: report(&n.report, mps_asked),
         tickets_skipped: n.oddities.skipped,
         tickets_abandoned: n.oddities.abandoned,
+        breaches: n.oddities.breaches,
         identity,
     }
 }

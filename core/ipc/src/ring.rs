@@ -14,7 +14,8 @@
 //! `tests/loom.rs` runs under loom.
 
 use crate::layout::{
-    ClientRegion, CoreRegion, RING_SLOTS, STREAM_SLOTS, decision_kind, submission_flags,
+    ClientRegion, CoreRegion, KERNEL_SLOTS, KERNEL_UNKNOWN, RING_SLOTS, STREAM_SLOTS,
+    decision_kind, submission_flags,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -228,6 +229,21 @@ pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
         stream: s.stream.load(Relaxed) % STREAM_SLOTS as u32,
         completion: s.completion.load(Relaxed),
     })
+}
+
+/// Core: what the slot of `ticket` holds that no shim of this protocol writes. [`poll`] bounded it.
+pub fn breach(client: &ClientRegion, ticket: u64) -> Option<&'static str> {
+    let s = &client.submissions[slot(ticket)];
+    let kernel = s.kernel.load(Relaxed);
+    if s.stream.load(Relaxed) >= STREAM_SLOTS as u32 {
+        Some("a launch names a stream slot that does not exist")
+    } else if s.flags.load(Relaxed) & !submission_flags::ALL != 0 {
+        Some("a launch has flags that do not exist")
+    } else if kernel >= KERNEL_SLOTS as u32 && kernel != KERNEL_UNKNOWN {
+        Some("a launch names a kernel beyond the table")
+    } else {
+        None
+    }
 }
 
 /// Core: the slot of `ticket` may be used again.

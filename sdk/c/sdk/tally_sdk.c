@@ -79,7 +79,8 @@ void tally_config_read(tally_config *config, tally_string_t text) {
     key = trimmed(key);
     value = trimmed(value);
     if (!pair || key.len == 0 || value.len == 0) {
-      config->wrong = say("expected `key = value`, got `", line, "`", nothing);
+      /* Without the line: the file may be one of secrets, named by mistake. */
+      config->wrong = say("a line is not `key = value`", nothing, "", nothing);
     } else if (config->count == TALLY_CONFIG_KEYS_MAX) {
       config->wrong = say("too many keys, from `", key, "` on", nothing);
     } else {

@@ -5,6 +5,7 @@
 //! - [`admin`]: admin requests with the files that they name;
 //! - [`reload`]: thousands of changes of policy while programs run;
 //! - [`containment`]: what a policy that fails costs, measured;
+//! - [`traps`]: A/B tests of policies that harm programs;
 //! - [`chaos`]: random faults at random parties, and a checker of the results.
 //!
 //! The harness never talks to the driver, and to the core only by the programs that a
@@ -16,6 +17,7 @@ pub mod chaos;
 pub mod containment;
 pub mod jobs;
 pub mod reload;
+pub mod traps;
 
 pub use tally_demo::{Artefacts, Class, Device, Process, Scene};
 pub use tally_demo::{artefacts, process, scene, status};

@@ -113,6 +113,7 @@ fn collect(at: &mut u32, news: &mut Vec<News>, engine: &mut Engine) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpus::Named;
     use crate::profile_store::profiled::Device;
     use std::sync::atomic::Ordering::Relaxed;
     use tally_engine::policy::{Class, ClientInfo};
@@ -170,7 +171,8 @@ mod tests {
         region.report.device_uuid[0].store(5, Relaxed);
         region.report.sm_count.store(4, Relaxed);
         let mut profile_cache = ProfileCache::default();
-        profile_cache.restore(Device::of(&region.report), &key(0), 0, &mut engine(0, 0));
+        let named = Device::of(&region.report).map(|device| Named { device, decides: true });
+        profile_cache.restore(named, &key(0), 0, &mut engine(0, 0));
         assert_eq!(profile_cache.device(), Device::of(&region.report));
         profile_cache
     }

@@ -2,6 +2,7 @@
 //! what was answered. Everything in the region is untrusted: it is bounded here,
 //! and a lie costs nobody but its teller.
 
+mod breaches;
 mod turnarounds;
 
 use super::Engine;
@@ -76,6 +77,8 @@ pub struct Oddities {
     pub skipped: u64,
     /// Tickets whose owner gave up.
     pub abandoned: u64,
+    /// What it wrote beyond bounds that its shim keeps: see [`breaches`].
+    pub breaches: u64,
 }
 
 pub struct DispatchClient {
@@ -99,6 +102,8 @@ pub struct DispatchClient {
     stuck_since_ns: Option<u64>,
     stuck_look_ns: u64,
     abandoned_in_a_row: u64,
+    /// The last of `oddities.breaches`.
+    breach: &'static str,
     kernels: KernelCache,
     unanswered: VecDeque<Unanswered>,
     streams: Box<[StreamProgress; STREAM_SLOTS]>,
@@ -149,6 +154,7 @@ impl DispatchClient {
             stuck_since_ns: None,
             stuck_look_ns: 0,
             abandoned_in_a_row: 0,
+            breach: "",
             unanswered: VecDeque::with_capacity(UNANSWERED_MAX),
             streams: Box::new([StreamProgress::default(); STREAM_SLOTS]),
             pending: 0,
@@ -383,6 +389,9 @@ impl DispatchClient {
         profile_cache: &mut ProfileCache,
         out: &mut Vec<Action>,
     ) -> Taken {
+        if let Some(why) = self.broke_too_much() {
+            return Taken::Misbehaved(why);
+        }
         let (mut launches, mut taken) = (0, 0);
         while taken < share.submissions && self.unanswered.len() < UNANSWERED_MAX {
             let ticket = self.next_ticket;
@@ -401,6 +410,9 @@ impl DispatchClient {
                 Polled::Request(request) => {
                     self.abandoned_in_a_row = 0;
                     launches += 1;
+                    if let Some(what) = ring::breach(&self.link.region, ticket) {
+                        self.note_breach(what);
+                    }
                     self.submit(now_ns, ticket, &request, engine, profile_cache, out);
                 }
             }
@@ -470,10 +482,12 @@ impl DispatchClient {
             return;
         }
         self.stuck_look_ns = now_ns.saturating_add(STUCK_LOOK_NS);
-        if self.link.region.activity.next_ticket.load(Relaxed) <= self.next_ticket {
+        let taken = self.link.region.activity.next_ticket.load(Relaxed);
+        if taken <= self.next_ticket {
             self.stuck_since_ns = None;
             return;
         }
+        self.check_tickets(taken);
         let since = *self.stuck_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since) >= STUCK_NS {
             self.decide(self.next_ticket, Answer::Whole);

@@ -184,7 +184,7 @@ impl KernelCache {
         match id {
             Some(id) => {
                 self.held.push(id);
-                profile_cache.restore(witness.device(&region.report), &key, id, engine);
+                profile_cache.restore(witness.named(&region.report), &key, id, engine);
             }
             None => self.share.give_back(1),
         }

@@ -3,6 +3,7 @@ use super::*;
 use crate::loader::Loaded;
 use crate::quota::User;
 use rustix::fd::AsFd;
+use tally_contract::limits::BREACHES_MAX;
 use tally_decision_log::Recorded;
 use tally_engine::EngineConfig;
 use tally_engine::policy::{
@@ -10,7 +11,7 @@ use tally_engine::policy::{
     launch_state,
 };
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::TURNAROUND_SLOTS;
+use tally_ipc::layout::{KERNEL_SLOTS, KERNEL_UNKNOWN, TURNAROUND_SLOTS};
 use tally_ipc::ring::Request;
 
 /// A client that writes what it likes, as the core serves it.
@@ -189,4 +190,79 @@ fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
     assert_eq!(offered_by(u32::MAX), forms_offered::ALL);
     assert_eq!(state_of(submission_flags::LEASED), 0);
     assert_eq!(offered_by(submission_flags::LEASED), 0);
+}
+
+/// Has a client do one thing again and again, between passes. How often until it was cut off, and why.
+fn cut_off_by(act: fn(&Hostile, u64), times: u64) -> Option<(u64, &'static str)> {
+    let mut hostile = Hostile::new(true);
+    for n in 0..times {
+        act(&hostile, n);
+        let Hostile { client, engine, out, .. } = &mut hostile;
+        client.poll_completions(1_000, SHARE, engine, out);
+        let mut profile_cache = ProfileCache::new(Default::default());
+        let now_ns = n * STUCK_LOOK_NS;
+        let taken = client.poll_submissions(now_ns, SHARE, engine, &mut profile_cache, out);
+        if let Taken::Misbehaved(why) = taken {
+            assert!(client.oddities.breaches >= BREACHES_MAX);
+            return Some((n, why));
+        }
+        assert!(client.oddities.breaches <= n + 1, "each is counted once");
+        out.clear();
+    }
+    assert_eq!(hostile.client.oddities.breaches, 0);
+    None
+}
+
+#[test]
+fn what_no_shim_writes_is_counted_and_in_the_end_cut_off() {
+    type Act = fn(&Hostile, u64);
+    fn slot(hostile: &Hostile, n: u64) -> &'static tally_ipc::layout::Submission {
+        hostile.publish(n);
+        &hostile.theirs.submissions[n as usize % RING_SLOTS]
+    }
+    let acts: [(Act, &str); 6] = [
+        (|h, n| slot(h, n).stream.store(STREAM_SLOTS as u32, SeqCst), "stream slot"),
+        (|h, n| slot(h, n).flags.store(submission_flags::ALL + 1, SeqCst), "flags"),
+        (|h, n| slot(h, n).kernel.store(KERNEL_SLOTS as u32, SeqCst), "kernel beyond"),
+        (|h, _| h.theirs.activity.next_ticket.store(1 << 40, SeqCst), "tickets"),
+        (|h, n| h.theirs.turnarounds.count.store((n + 1) << 40, SeqCst), "asked to"),
+        (
+            // Down and up again, by less than would be a breach.
+            |h, n| h.theirs.turnarounds.count.store((1 << 19) * ((n + 1) % 2), SeqCst),
+            "falls",
+        ),
+    ];
+    for (act, expected) in acts {
+        let (passes, why) = cut_off_by(act, 4 * BREACHES_MAX).expect(expected);
+        assert!(why.contains(expected), "{why}");
+        assert!(passes >= BREACHES_MAX - 1, "{expected}: not at the first");
+    }
+}
+
+#[test]
+fn what_a_shim_may_write_at_the_edges_is_no_breach() {
+    let acts: [fn(&Hostile, u64); 4] = [
+        |h, n| {
+            h.publish(n);
+            let s = &h.theirs.submissions[n as usize % RING_SLOTS];
+            s.stream.store(STREAM_SLOTS as u32 - 1, SeqCst);
+            s.flags.store(submission_flags::ALL, SeqCst);
+            let kernels = [KERNEL_SLOTS as u32 - 1, KERNEL_UNKNOWN];
+            s.kernel.store(kernels[n as usize % 2], SeqCst);
+            // Whatever a program asks for: the driver refuses it.
+            (0..3).for_each(|i| s.grid[i].store(u32::MAX, SeqCst));
+        },
+        // Each thread that a machine can have waits with one.
+        |h, n| h.theirs.activity.next_ticket.store((1 << 22) + n, SeqCst),
+        // Two threads that report at once.
+        |h, n| h.theirs.turnarounds.count.store(1_000 + n % 2, SeqCst),
+        // Ungated launches have numbers that are never submitted.
+        |h, n| {
+            h.publish(n);
+            h.theirs.completions[0].done.store(n as u32 + 1_000_000, SeqCst);
+        },
+    ];
+    for (at, act) in acts.into_iter().enumerate() {
+        assert_eq!(cut_off_by(act, 4 * BREACHES_MAX), None, "act {at}");
+    }
 }

@@ -9,8 +9,9 @@ use tally_ipc::layout::TURNAROUND_SLOTS;
 impl DispatchClient {
     /// Tell the engine which launches yielded, and how soon.
     pub(super) fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
+        let count = self.link.region.turnarounds.count.load(Acquire);
+        self.check_turnarounds(count);
         let all = &self.link.region.turnarounds;
-        let count = all.count.load(Acquire);
         // A hostile count is read as at most a ring of them, and of a ring in some passes; one that falls, as none.
         let from = self.turnarounds_seen.max(count.saturating_sub(TURNAROUND_SLOTS as u64));
         let count = count.clamp(from, from.saturating_add(share.turnarounds as u64));
