@@ -49,21 +49,28 @@ def costs(content, table):
         told = [f"{min(values):.{row['digits']}f} (to {max(values):.{row['digits']}f})" for values in sides]
         rows.append([row["figure"], row["unit"], len(sides[0]), *told, f"{min(sides[1]) / min(sides[0]):.2f}"])
     text += table(["figure", "unit", "runs", "before", "after", "ratio of the least"], rows)
-    return text + since_before_all(content["in_pairs"], table) + simulator(content["simulator"], table)
+    return text + since_before_all(content["in_pairs"], machine, table) + simulator(content["simulator"], table)
 
 
-def since_before_all(content, table):
+def since_before_all(content, machine, table):
     """The same since before the first of these defences, by the ratio of each pair of runs."""
-    text = [f"The same machine, {content['date']}, commits `{content['before']}` (the last without any of the bounds) and `{content['after']}`:"]
-    text[-1] += " runs in pairs, one after the other, in alternating order; medians. " + content["note"]
+    text = [f"Since commit `{content['before']}` (the last without any of the bounds): runs of it and of a later commit in pairs, one after the"]
+    text[-1] += " other, in alternating order; medians. " + content["note"]
+    if any("machine" in row for row in content["rows"]):
+        text[-1] += (
+            " Policy calls are by `cargo xtask bench -p tally-wasm-host` (the crate had another name at first), round trips by the"
+            " benchmark `latency` of `tally-core`. Where a row names its CPUs, both commits' programs were built elsewhere and ran on these alone."
+        )
+    first = f"{machine['cpus']} CPUs as above, {content['date']}"
     rows = []
     for row in content["rows"]:
         sides, digits = [row["before"], row["after"]], row["digits"]
         ratios = sorted(after / before for before, after in zip(*sides, strict=True))
         told = [f"{statistics.median(values):.{digits}f}" for values in sides]
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        rows.append([row["figure"], row["unit"], len(ratios), *told, f"{statistics.median(ratios):.2f}", spread])
-    return text + [""] + table(["figure", "unit", "pairs", "before", "after", "ratio of a pair", "from, to"], rows)
+        where = [f"`{row.get('commit', content['after'])}`", row.get("machine", first)]
+        rows.append([row["figure"], row["unit"], *where, len(ratios), *told, f"{statistics.median(ratios):.2f}", spread])
+    return text + [""] + table(["figure", "unit", "commit", "machine", "pairs", "before", "after", "ratio of a pair", "from, to"], rows)
 
 
 def simulator(content, table):
@@ -72,7 +79,7 @@ def simulator(content, table):
     text = ["## Simulator speed before and after the renames", ""]
     text += [
         (
-            f"The same machine, {content['date']}: the simulator's benchmark `launches` of commits `{content['before']}` (the last before the "
+            f"The machine of the first table, {content['date']}: the simulator's benchmark `launches` of commits `{content['before']}` (the last before the "
             f"renames), `{after['renames']}` (behind them) and `{after['since']}` (with what was added since, such as several high-priority "
             "programs), one after the other in alternating order. The least of the runs, and the median of the ratios of runs next to each "
             "other. Instructions: of two simulations in each mode, counted by `valgrind --tool=callgrind`, which other work does not disturb."

@@ -9,7 +9,9 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import cost_rows
 import render
+import render_core
 import render_policy
 import stats
 import step_shim
@@ -280,8 +282,31 @@ class Renderer(unittest.TestCase):
         self.assertIn("\n\n`Noise`: later.\n\n| attack |", text)
         self.assertIn("| Noise | 100 | 10.0 | 20.0 | 12.0 | 31.0 | 1.20 | 1.55 |", text)
         self.assertIn("| policy call | ns | 2 | 200 (to 210) | 220 (to 230) | 1.10 |", text)
-        self.assertIn("| ungated launch | ns | 3 | 20.0 | 24.0 | 1.10 | 0.90 to 1.20 |", text)
+        self.assertIn("| ungated launch | ns | `d` | 2 CPUs as above, 2026-11-25 | 3 | 20.0 | 24.0 | 1.10 | 0.90 to 1.20 |", text)
         self.assertIn("| simulation | ms | 2 | `g` | 40.0 | 44.0 | 1.10 | 1.05 |", text)
+
+    def test_runs_in_pairs_become_rows_with_their_commit_and_machine(self):
+        figures = {"policy call, fifo, ns": 200.0, "round trip, built-in, core spins, p99, us": 0.5, "policy call, native, ns": 7}
+        later = {**figures, "policy call, fifo, ns": 220.0}
+        # The second pair began with the later commit.
+        runs = [(1, "before", figures), (1, "after", later), (2, "after", figures), (2, "before", figures)]
+        content = {"machine": {"model": "X", "cpus": 16, "pinned_cpus": 4}, "date": "2026-11-27", "before": "c", "after": "h"}
+        content |= {"runs": [{"pair": pair, "side": side, "figures": values} for pair, side, values in runs]}
+        launch = {"figure": "ungated launch", "unit": "ns", "digits": 1, "before": [10], "after": [11]}
+        costs = {"in_pairs": {"date": "2026-11-25", "before": "c", "after": "d", "note": "By hand.", "rows": [launch]}}
+        once = cost_rows.added(costs, content)
+        self.assertEqual(cost_rows.added(once, content), once)
+        text = "\n".join(render_core.since_before_all(once["in_pairs"], {"cpus": 2}, render.table))
+        self.assertIn("| ungated launch | ns | `d` | 2 CPUs as above, 2026-11-25 | 1 |", text)
+        self.assertIn("| policy call, `fifo` | ns | `h` | 4 of 16 CPUs, X, 2026-11-27 | 2 | 200 | 210 | 1.05 | 1.00 to 1.10 |", text)
+        self.assertIn("| round trip, core spins, built-in rule, p99 | us | `h` | 4 of 16 CPUs, X, 2026-11-27 | 2 | 0.50 | 0.50 | 1.00 |", text)
+        self.assertIn("round trips by the benchmark `latency`", text)
+        self.assertNotIn("native", text)
+        half = {**content, "runs": content["runs"][:3]}
+        less = {**content, "runs": [*content["runs"][:3], {"pair": 2, "side": "before", "figures": {"policy call, fifo, ns": 1.0}}]}
+        for wrong in (half, less, {**content, "before": "e"}):
+            with self.assertRaises(ValueError):
+                cost_rows.added(costs, wrong)
 
     def test_calls_of_a_policy_are_shown_with_their_extremes(self):
         runs = [{"criterion_ns": [n - 1, n, n + 2], "single_p50_ns": n - 20} for n in (180.0, 200.0, 181.0)]
