@@ -39,6 +39,7 @@ LEFT_OUT = {
     "failed_load_says": "the same",
     "whatever_a_driver_answers": "the same",
     "debugger_that_attaches": "a driver that is told so waits for the debugger",
+    "priority_of_its_stream": "the software device's kernels are slow enough to see which is first",
     "lingering": "of time slices: `pairs` and `correct` are",
 }
 DEBUGGER_FLAG = "cudbgIpcFlag"

@@ -107,9 +107,9 @@ class Judgement(unittest.TestCase):
         self.assertEqual(tool_rows.differences(of, bare, result(SAID + "ERROR SUMMARY: 2 errors")), ["errors: 2, bare None"])
 
     def test_clients_must_be_governed_and_held_and_whole_for_the_reason(self):
-        self.assertEqual(tool_rows.judge_clients(row("memcheck"), [entry(), entry(launches=0, governed=False)]), [])
+        self.assertEqual(tool_rows.judge_clients(row("ipc"), [entry(), entry(launches=0, governed=False)]), [])
         for wrong in ([], [entry(held=0)], [entry(governed=False)]):
-            self.assertEqual(len(tool_rows.judge_clients(row("memcheck"), wrong)), 1, wrong)
+            self.assertEqual(len(tool_rows.judge_clients(row("ipc"), wrong)), 1, wrong)
         self.assertEqual(len(tool_rows.judge_clients(row("ipc"), [entry()], 2)), 1, "the other process is no client")
         self.assertEqual(len(tool_rows.judge_clients(row("blocking"), [entry()])), 1)
         self.assertEqual(tool_rows.judge_clients(row("blocking"), [entry(why="CUDA_LAUNCH_BLOCKING is set")]), [])
@@ -225,7 +225,7 @@ class Page(unittest.TestCase):
         clean = result(f"{SAID} ERROR SUMMARY: 0 errors")
         why = "CUDA_LAUNCH_BLOCKING is set"
         rows = [
-            step_tools.settle(row("memcheck"), "timeslice", core, clean, clean, [entry()], None),
+            step_tools.settle(row("memcheck"), "timeslice", core, clean, clean, [entry(why=tool_rows.INJECTED)], None),
             step_tools.settle(row("blocking"), "mps", core, clean, result(SAID, None), [entry(why=why)], lambda: clean),
             step_tools.line(row("ncu"), "bare", "ncu is not there"),
             step_tools.line(row("cuda-gdb"), "bare", "fails bare: exit [1], found {}: no device"),
@@ -234,7 +234,7 @@ class Page(unittest.TestCase):
         notes = render.Notes()
         text = "\n".join(render_tools.lines({"machine": MACHINE, "rows": rows}, notes, markdown.table, markdown.made_with))
         for expected in (
-            "| compute-sanitizer memcheck, no error | timeslice | yes | 0 | errors 0; invalid writes 0 | – | 3 of 60 | 1 |",
+            "| compute-sanitizer memcheck, no error | timeslice | yes | 0 | errors 0; invalid writes 0 | a tool is injected | 3 of 60 | 1 |",
             f"| CUDA_LAUNCH_BLOCKING=1 | mps | **no**[^1] | hung |  | {why} | 3 of 60 | 1 |",
             "| ncu, every kernel | bare | ncu is not there |",
             "| cuda-gdb, two stops in a kernel | bare | fails bare[^2] |",

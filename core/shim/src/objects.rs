@@ -84,7 +84,7 @@ pub fn of(address: usize) -> Option<Object> {
 
 /// Whether an object is loaded whose file's name without folders begins with one of these.
 pub fn is_any_named(beginnings: &[&str]) -> bool {
-    /// As [`of`]'s.
+    /// Neither allocates nor takes a lock, as in [`of`].
     unsafe extern "C" fn look(
         object: *mut libc::dl_phdr_info,
         _: usize,

@@ -8,8 +8,9 @@ const DEPTH_MAX: usize = 48;
 const THREADS_MAX: usize = 64;
 /// The frames below are not known yet.
 const UNKNOWN: usize = usize::MAX;
-/// How long a thread has to say where it is: one in a system call that cannot be interrupted does not.
-const WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long a thread has to say where it is: one that blocks signals, or is in a system call that cannot be interrupted,
+/// does not.
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
 static FRAMES: [AtomicUsize; DEPTH_MAX] = [const { AtomicUsize::new(0) }; DEPTH_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(UNKNOWN);
@@ -82,7 +83,7 @@ mod tests {
         let (begun, has_begun) = std::sync::mpsc::channel();
         let waits = move || {
             begun.send(()).unwrap();
-            drop(wait.recv());
+            let _ = wait.recv();
         };
         let thread = std::thread::Builder::new().name("it-waits".into()).spawn(waits).unwrap();
         has_begun.recv().unwrap();
