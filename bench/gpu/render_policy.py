@@ -103,7 +103,7 @@ def ab(rows):
         [
             f"{row['test']}: {row['a']['name']}, {row['b']['name']}",
             f"`{row['sharing']}`",
-            row["plan"]["metric"],
+            ", ".join([row["plan"]["metric"], *(f"guard `{guard}`" for guard in row["plan"].get("guards", []))]),
             row["verdict"].replace("_", " "),
             number(row["elapsed_s"], 1),
             row["ended"]["reason"].replace("_", " "),

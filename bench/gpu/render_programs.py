@@ -25,8 +25,10 @@ def litmus(content, table, made_with):
 
 
 def with_litmus(old, new):
-    """The reports that are kept, and a new one, which replaces those of the same code, GPU and setups."""
-    of = lambda report: (report["machine"]["commit"], report["machine"]["device"], {(row["campaign"], row["setup"]) for row in report["rows"]})
+    """The reports that are kept, and a new one, which replaces those of the same code, GPU, seeds and setups."""
+    of = lambda report: (
+        report["machine"]["commit"], report["machine"]["device"], report.get("seed"), {(row["campaign"], row["setup"]) for row in report["rows"]}
+    )  # fmt: skip
     return {"reports": [*(report for report in old["reports"] if of(report) != of(new)), new]}
 
 

@@ -419,16 +419,16 @@ class Renderer(unittest.TestCase):
         out = self.docs / "out"
         out.mkdir()
 
-        def take(setup, commit, ended):
+        def take(setup, commit, ended, seed=1):
             row = {"campaign": "in turns", "part": "made", "setup": setup, "ended": ended, "mechanisms": {}}
-            content = {"machine": {**MACHINE, "commit": commit}, "rows": [row]}
+            content = {"machine": {**MACHINE, "commit": commit}, "seed": seed, "rows": [row]}
             (out / "litmus.json").write_text(json.dumps(content))
             self.assertEqual(render.take_over(out, self.docs / "results"), ["litmus.json"])
 
-        for report in (("fifo", "a", 1), ("random", "a", 2), ("fifo", "b", 3), ("fifo", "a", 4)):
+        for report in (("fifo", "a", 1), ("random", "a", 2), ("fifo", "b", 3), ("fifo", "a", 4), ("fifo", "a", 5, 2001)):
             take(*report)
         kept = json.loads((self.docs / "results" / "litmus.json").read_text())["reports"]
-        self.assertEqual([(r["machine"]["commit"], r["rows"][0]["ended"]) for r in kept], [("a", 2), ("b", 3), ("a", 4)])
+        self.assertEqual([(r["machine"]["commit"], r["rows"][0]["ended"]) for r in kept], [("a", 2), ("b", 3), ("a", 4), ("a", 5)])
         self.assertIn("| in turns | made | random | 2 | 0 |", self.text())
 
     def test_scenes_of_one_sharing_mode_keep_the_others_and_their_commit(self):
