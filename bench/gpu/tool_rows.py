@@ -192,6 +192,8 @@ ROWS = (
     ),
     Row("nccl", "all-reduces of two GPUs", "", (), "job", ("nccl",), nothing, went_well),
 )  # fmt: skip
+# Rows that show nothing if no launch takes another form.
+IN_FORMS = ("profiler-forms", "ipc")
 NAMES = tuple(row.name for row in ROWS)
 
 
@@ -237,6 +239,9 @@ def judge_clients(row, entries, processes=1):
         why = entry["report"]["whole_because"]
         if row.whole_because and row.whole_because not in why:
             wrong.append(f"whole because {why!r}, not {row.whole_because!r}")
+    forms = ("sliced", "preemptible", "sm_limited")
+    if launching and row.name in IN_FORMS and not any(entry["decisions"][form] for entry in launching for form in forms):
+        wrong.append("no launch was in another form: nothing is shown")
     if launching and not any(entry["decisions"]["launches_held"] for entry in launching):
         wrong.append("no launch was held: nothing is shown")
     return wrong

@@ -8,7 +8,7 @@ use tally_harness::traps::{KEEP_A, PROMOTE_B, Scenario, Served, Trap, WITHDRAWN,
 
 /// The code that `tallyctl` ends with must be one of these. `cargo xtask test traps` does this many times.
 fn trapped(trap: &Trap, expected: &[i32]) -> Result<()> {
-    let (code, said) = trap.test(&Artefacts::locate()?)?;
+    let (code, said) = trap.test(&Artefacts::locate()?, 7)?;
     ensure!(code.is_some_and(|code| expected.contains(&code)), "{trap:?}: {code:?}\n{said}");
     Ok(())
 }

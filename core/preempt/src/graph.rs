@@ -2,10 +2,9 @@
 
 use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::build::Step;
-use crate::graphs::home::Home;
 use crate::graphs::reason::GraphState;
 use crate::graphs::solo::Solo;
-use crate::graphs::{self, order};
+use crate::graphs::{self, By, order};
 use crate::launch::PlannedLaunch;
 use crate::progress::Progress;
 use crate::watch::{self, Open, PARTS_MAX, record};
@@ -17,7 +16,7 @@ use tally_ipc::wait::now_ns;
 pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     let GraphState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
     let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
-    let chain = graphs::chain(exec, kernels, at_ease).ok()?;
+    let chain = graphs::chain(exec, kernels, By::Launch).ok()?;
     let steps = chain.steps();
     driver().graph_launch?;
     if steps.len() < 2 || planned.slot >= gate::NOTICES {
@@ -39,12 +38,6 @@ pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<Cu
         launching.end(true);
         Some(result)
     })
-}
-
-/// Makes parts while nothing runs, or not at all: an instantiation may wait for what does, and keep launches waiting.
-fn at_ease(home: &Home, make: &mut dyn FnMut()) {
-    let context = home.context();
-    home.within(|| host::alone_and_idle(context, host::INSTANTIATE_PATIENCE, make));
 }
 
 /// All steps of a chain. `None`: nothing was issued.

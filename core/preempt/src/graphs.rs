@@ -24,9 +24,11 @@ pub mod reason;
 pub mod solo;
 
 use crate::cuda::Ptr;
-use crate::host::log;
+use crate::host::{self, log};
+use crate::jobs::{Job, MAKES_PARTS, MakesParts, Task};
 use crate::kernels;
 use crate::lock::{Lock, Locked};
+use crate::worker;
 use build::{Event, GraphCopy, Parts, Step};
 use home::Home;
 use order::Last;
@@ -35,11 +37,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
 use tally_contract::limits::{
     GRAPH_NODES_KEPT_MAX as NODES_KEPT_MAX, GRAPHS_KEPT_MAX as EXECS_KEPT_MAX,
 };
-use tally_ipc::wait::now_ns;
 
 /// Sub-graphs and kernels that together are one graph: cheap to copy; its execs exist as long as one copy does.
 #[derive(Clone, Debug)]
@@ -74,8 +74,8 @@ struct Record {
     refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
-    /// How often the context was busy when a chain was to be made, and when that may be tried again, ns.
-    busy: (u32, u64),
+    /// How often the worker has tried.
+    tries: u32,
     /// Held while it is being launched, also in the driver: see [`order`].
     launching: Arc<Lock>,
     /// Stream that the exec was launched on last.
@@ -109,7 +109,7 @@ impl Table {
             chain: None,
             refused: None,
             being_made: false,
-            busy: (0, 0),
+            tries: 0,
             launching: Arc::new(Lock::new()),
             last: Last::Never,
             event: None,
@@ -137,6 +137,11 @@ impl Table {
 }
 
 impl Record {
+    /// The chain that serves while another one cannot be had.
+    fn last_chain(&self, reason: Reason) -> Result<Chain, Reason> {
+        self.chain.as_ref().map(|made| Chain(made.parts.clone())).ok_or(reason)
+    }
+
     fn nodes(&self) -> usize {
         self.copy.as_ref().map_or(0, |k| k.nodes)
     }
@@ -148,9 +153,8 @@ pub fn has_copies() -> bool {
     COUNT.load(SeqCst) != 0
 }
 
-/// Launches stand aside while the context becomes idle: not too often.
-const BUSY_WAIT: Duration = Duration::from_millis(100);
-const BUSY_MAX: u32 = 8;
+/// A context that was never idle in so many tries, up to two seconds apart, will not be.
+const TRIES_MAX: u32 = 64;
 
 static TABLE: Locked<Table> = Locked::new(Table::NEW);
 /// Records in the table: clients without any never take its lock.
@@ -221,17 +225,50 @@ pub fn state(exec: Ptr) -> GraphState {
     })
 }
 
+/// Who makes a chain, and when: an instantiation may wait for all that runs in the context, and keep launches waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A launch: if nothing runs at this moment. Else the worker is asked for it.
+    Launch,
+    /// The worker, which launches stand aside for until nothing runs.
+    Worker,
+    /// A thread that has seen to that: at once.
+    Test,
+}
+
+impl By {
+    /// Runs what instantiates, or does not: [`Reason::Busy`].
+    fn instantiate<T>(
+        self,
+        home: &Home,
+        work: impl FnOnce() -> Result<T, Reason>,
+    ) -> Result<T, Reason> {
+        let context = home.context();
+        let at_ease = || match self {
+            By::Launch => host::alone_and_idle(context, work),
+            By::Worker => host::load(context, host::INSTANTIATE_PATIENCE, work),
+            By::Test => Some(work()),
+        };
+        home.within(at_ease).ok_or(Reason::NoContext)?.ok_or(Reason::Busy)?
+    }
+}
+
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
-/// [`partition`]), and kernels by themselves ([`solo`]). Made at the first call, which may take
-/// milliseconds, and kept until another size is asked for or other kernels can be divided; a chain in
-/// use stays valid. Made within `at_ease`, which is given the home, and may do nothing: then later again.
+/// [`partition`]), and kernels by themselves ([`solo`]). Made once nothing runs, and kept until another size is asked for
+/// or other kernels can be divided; until that is made, the last chain serves. A chain in use stays valid.
 ///
 /// # Errors
 /// Why it is to be launched whole, this time at least.
-pub fn chain(
+pub fn chain(exec: Ptr, kernels_per_part: u32, by: By) -> Result<Chain, Reason> {
+    chain_or_busy(exec, kernels_per_part, by, &mut false)
+}
+
+/// [`chain`], and whether one that is wanted could not be made yet.
+fn chain_or_busy(
     exec: Ptr,
     kernels_per_part: u32,
-    at_ease: impl FnOnce(&Home, &mut dyn FnMut()),
+    by: By,
+    is_busy: &mut bool,
 ) -> Result<Chain, Reason> {
     let (key, changes) = (exec as usize, kernels::changes());
     let known = TABLE.with(|table| {
@@ -240,7 +277,10 @@ pub fn chain(
         if let Some((size, then, reason)) = record.refused
             && (size, then) == (kernels_per_part, changes)
         {
-            return Err(reason);
+            return match reason {
+                Reason::Busy => record.last_chain(reason).map(Err),
+                _ => Err(reason),
+            };
         }
         let is_it = |made: &&Made| made.size == kernels_per_part && made.changes == changes;
         Ok(match record.chain.as_ref().filter(is_it) {
@@ -278,11 +318,8 @@ pub fn chain(
             record.refused = Some((kernels_per_part, changes, reason));
             return Err(reason);
         }
-        if now_ns() < record.busy.1 {
-            return Err(Reason::Busy);
-        }
-        if std::mem::replace(&mut record.being_made, true) {
-            return Err(Reason::BeingMade);
+        if std::mem::replace(&mut record.being_made, true) && by != By::Worker {
+            return record.last_chain(Reason::BeingMade).map(|chain| Err(Some(chain)));
         }
         Ok(Ok(record.event.clone()))
     });
@@ -294,17 +331,58 @@ pub fn chain(
             return Err(Reason::Waits);
         }
     };
-    let mut made = Err(Reason::Busy);
-    at_ease(&copy.home, &mut || {
-        let event = event.clone().map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
-        made = event.and_then(|event| {
-            let parts = Arc::new(copy.build(kernels_per_part, &ready, &solo)?);
-            Ok((Made { size: kernels_per_part, solo: solo.clone(), changes, parts }, event))
-        });
+    let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
+    let made = event.and_then(|event| {
+        let pieces = copy.divide(kernels_per_part, &ready, &solo)?;
+        let parts = by.instantiate(&copy.home, || pieces.instantiate())?;
+        Ok((Made { size: kernels_per_part, solo, changes, parts: Arc::new(parts) }, event))
     });
+    *is_busy = made.as_ref().is_err_and(|reason| *reason == Reason::Busy);
     let (chain, _old) =
         TABLE.with(|table| keep(table, key, &copy, (kernels_per_part, changes), made));
+    if *is_busy && by == By::Launch {
+        // Another launch does not try meanwhile: it is being made.
+        let task = Task::Parts { exec: key, kernels: kernels_per_part };
+        let job = Job { us: 0, ..Job::of_context(task, copy.home.context()) };
+        let _ = MAKES_PARTS.set(MakesParts { make, give_up: not_made });
+        if !worker::hire(job) {
+            not_made(key);
+        }
+    }
     chain
+}
+
+/// The worker is to make a chain. Returns whether it is to try again later.
+fn make(exec: usize, kernels_per_part: u32) -> bool {
+    let is_wanted =
+        TABLE.with(|table| table.records.get(&exec).is_some_and(|record| record.being_made));
+    if !is_wanted {
+        return false;
+    }
+    let mut is_busy = false;
+    let _ = chain_or_busy(exec as Ptr, kernels_per_part, By::Worker, &mut is_busy);
+    let again = is_busy
+        && TABLE.with(|table| {
+            let Some(record) = table.records.get_mut(&exec) else { return false };
+            record.tries += 1;
+            if record.tries >= TRIES_MAX {
+                record.refused = Some((kernels_per_part, kernels::changes(), Reason::Busy));
+            }
+            record.tries < TRIES_MAX
+        });
+    if !again {
+        not_made(exec);
+    }
+    again
+}
+
+/// Nobody is making a chain of this exec any more.
+fn not_made(exec: usize) {
+    TABLE.with(|table| {
+        table.records.get_mut(&exec).into_iter().for_each(|record| {
+            (record.being_made, record.tries) = (false, 0);
+        });
+    });
 }
 
 /// Put what was made into the table, if it still belongs there. Returns what is to be dropped
@@ -321,19 +399,17 @@ fn keep(
         // Changed or destroyed meanwhile.
         return (Err(Reason::NoCopy), Some((made.ok(), None, None)));
     };
+    if let Err(Reason::Busy) = made {
+        // The worker goes on.
+        return (record.last_chain(Reason::Busy), None);
+    }
     record.being_made = false;
     match made {
         Ok((made, event)) => {
-            record.busy = (0, 0);
             record.event = Some(event);
             let parts = made.parts.clone();
             let old = record.chain.replace(made);
             (Ok(Chain(parts)), Some((None, old, None)))
-        }
-        Err(Reason::Busy) if record.busy.0 < BUSY_MAX => {
-            let wait = BUSY_WAIT * (1 << record.busy.0);
-            record.busy = (record.busy.0 + 1, now_ns() + wait.as_nanos() as u64);
-            (Err(Reason::Busy), None)
         }
         Err(reason) if reason.is_of_this_size() => {
             if let Some(made) = record.chain.as_mut().filter(|made| made.size == size) {

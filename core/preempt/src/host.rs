@@ -18,8 +18,8 @@ use tally_rewriter::TransformRefusal;
 /// How long the program's launches stand aside at most for [`load`] while the context becomes idle.
 pub const LOAD_PATIENCE: Duration = Duration::from_millis(20);
 
-/// The same while graphs are instantiated ([`alone_and_idle`]).
-pub(crate) const INSTANTIATE_PATIENCE: Duration = Duration::from_millis(200);
+/// The same for graphs in parts, which are worth more: their launches take longer.
+pub(crate) const INSTANTIATE_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The core that the program is attached to.
 #[derive(Clone, Copy)]
@@ -76,8 +76,8 @@ pub trait Host: Sync {
     /// Runs `issue` while no other thread puts anything into a stream, or does not: where others stay in the driver.
     /// By a thread in a launch. Waits for others for some ms at most.
     fn alone(&self, issue: &mut dyn FnMut());
-    /// The same while nothing runs in a context either, which may take `patience`.
-    fn alone_and_idle(&self, context: usize, patience: Duration, work: &mut dyn FnMut());
+    /// The same if nothing runs in a context either.
+    fn alone_and_idle(&self, context: usize, work: &mut dyn FnMut());
     /// Whether a launch may be made now to help a stuck one. It may not while the driver holds launches back
     /// until that one has ended. If it may, [`Host::help_ends`] follows.
     fn help_begins(&self) -> bool;
@@ -115,14 +115,10 @@ pub(crate) fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
 }
 
 /// [`Host::alone_and_idle`]. `None`: nothing was done.
-pub(crate) fn alone_and_idle<T>(
-    context: usize,
-    patience: Duration,
-    work: impl FnOnce() -> T,
-) -> Option<T> {
+pub(crate) fn alone_and_idle<T>(context: usize, work: impl FnOnce() -> T) -> Option<T> {
     let (mut work, mut result) = (Some(work), None);
     let mut work = || result = work.take().map(|work| work());
-    host().alone_and_idle(context, patience, &mut work);
+    host().alone_and_idle(context, &mut work);
     result
 }
 
@@ -199,7 +195,7 @@ impl Host for Absent {
         true
     }
     fn alone(&self, _: &mut dyn FnMut()) {}
-    fn alone_and_idle(&self, _: usize, _: Duration, _: &mut dyn FnMut()) {}
+    fn alone_and_idle(&self, _: usize, _: &mut dyn FnMut()) {}
     fn help_begins(&self) -> bool {
         true
     }

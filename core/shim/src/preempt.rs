@@ -95,8 +95,8 @@ impl Host for Shim {
         });
     }
 
-    fn alone_and_idle(&self, context: usize, patience: Duration, work: &mut dyn FnMut()) {
-        let _ = quiesce::alone_and_idle(context, patience, work);
+    fn alone_and_idle(&self, context: usize, work: &mut dyn FnMut()) {
+        let _ = quiesce::alone(|| quiesce::is_idle(context).then(work));
     }
 
     fn load(&self, context: usize, patience: Duration, load: &mut dyn FnMut()) {

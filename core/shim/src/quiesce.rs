@@ -5,8 +5,9 @@
 //! a thread issues the parts ([`alone`]), calls that enqueue work wait ([`while_open`]), for as long as a few launches
 //! take. If another thread stays in such a call, the launch goes whole.
 //!
-//! **Graphs of the shim's** are instantiated while a context is idle, too ([`alone_and_idle`]): some instantiations wait
-//! for what runs, and keep launches waiting (litmus programs hung there on an H200).
+//! **Graphs of the shim's** are instantiated while a context is idle, too: some instantiations wait for what runs, and
+//! keep launches waiting (litmus programs hung there on an H200). A launch does it if the context is idle already, else
+//! the worker, as it loads code.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -132,26 +133,6 @@ pub fn alone_outside<T>(wait_max: Duration, issue: impl FnOnce() -> Option<T>) -
     }
     // A signal handler within must not wait for this frame.
     state::inside(|| alone_within(0, [wait_max; 2], issue))
-}
-
-/// [`alone`], once nothing runs in a context either, which is current. `None`: within `patience` that was not so, and
-/// nothing was done.
-pub fn alone_and_idle<T>(
-    context: usize,
-    patience: Duration,
-    work: impl FnOnce() -> T,
-) -> Option<T> {
-    alone_within(1, [patience; 2], || {
-        let start = Instant::now();
-        while !is_idle(context) {
-            // A thread that comes to wait for all that runs need not stand aside for this.
-            if start.elapsed() >= patience || WAITS.load(SeqCst) != 0 || state::is_exiting() {
-                return None;
-            }
-            wait::nap(NAP);
-        }
-        Some(work())
-    })
 }
 
 /// By a thread that is counted so many times among those that put work into streams; waits so long for its turn, and
@@ -310,7 +291,7 @@ fn is_empty(context: usize) -> bool {
 
 /// All of the context's streams have nothing to do. Asked for the legacy stream, the driver answers for all
 /// blocking ones, of whichever thread.
-fn is_idle(context: usize) -> bool {
+pub fn is_idle(context: usize) -> bool {
     let (Some(query), Some(non_blocking)) = (driver().stream_query, streams::non_blocking(context))
     else {
         return false;

@@ -150,7 +150,7 @@ export class Config {
       const content = line.split('#')[0].trim();
       if (content === '') return;
       const parts = /^([A-Za-z0-9_-]+)\s*=\s*(\S.*)$/.exec(content);
-      if (!parts) throw `line ${index + 1}: expected \`key = value\`, got \`${content}\``;
+      if (!parts) throw `line ${index + 1}: expected \`key = value\``;
       if (this.given.has(parts[1])) throw `line ${index + 1}: \`${parts[1]}\` is given already`;
       this.given.set(parts[1], parts[2]);
     });

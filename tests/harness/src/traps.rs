@@ -70,7 +70,10 @@ impl Served {
     /// If it does not end.
     pub fn test(&self, b: &str, more: &[&str]) -> Result<(ExitStatus, String)> {
         let mut command = self.scene.program("tallyctl")?;
-        command.args(["ab", "start", b, "--seed=7", "--wait"]);
+        command.args(["ab", "start", b, "--wait"]);
+        if !more.iter().any(|option| option.starts_with("--seed")) {
+            command.arg("--seed=7");
+        }
         command.args(["--block=400ms", "--washout=40ms", "--max-time=60s"]).args(more);
         let mut call = self.scene.start("ab", command)?;
         let status = call.wait(JOB_MAX)?;
@@ -121,17 +124,19 @@ impl Trap {
         Trap { name: "holds until its block ends", how: "block", guard: Some("hp_p99<60ms") },
     ];
 
-    /// One test of it against `fifo`: the exit code of `tallyctl`, and what it said. `fifo` must serve afterwards.
+    /// One test of it against `fifo`, whose seed orders the arms: the exit code of `tallyctl`, and what it said. `fifo`
+    /// must serve afterwards.
     ///
     /// # Errors
     /// If it does not, or something does not start or end.
-    pub fn test(&self, artefacts: &Artefacts) -> Result<(Option<i32>, String)> {
+    pub fn test(&self, artefacts: &Artefacts, seed: u64) -> Result<(Option<i32>, String)> {
         let served = Served::start(artefacts, &Scenario::Server)?;
         let config =
             format!("--config-b={}", configured(&served.scene, "stalls", self.how)?.display());
         let guard = self.guard.map(|guard| format!("--guard={guard}"));
-        let more: Vec<&str> =
-            guard.iter().map(String::as_str).chain([&*config, "--metric=hp_p99"]).collect();
+        let seed = format!("--seed={seed}");
+        let options = [&*config, "--metric=hp_p99", &*seed];
+        let more: Vec<&str> = guard.iter().map(String::as_str).chain(options).collect();
         let stalls = artefacts.test_policy("stalls")?;
         let (status, said) = served.test(&stalls.to_string_lossy(), &more)?;
         let launches = || -> Result<u64> {
@@ -179,14 +184,15 @@ impl Ended {
 /// Each trap so many times, some at a time. `told` gets how many tests have ended.
 pub fn run(artefacts: &Artefacts, count: u64, told: impl Fn(u64) + Sync) -> Vec<Ended> {
     let begin = |trap| Ended { trap, keep_a: 0, withdrawn: 0, others: Vec::new() };
-    let all = Mutex::new((0..count).flat_map(|_| 0..Trap::ALL.len()));
+    let all =
+        Mutex::new((0..count).flat_map(|seed| (0..Trap::ALL.len()).map(move |at| (seed, at))));
     let ended = Mutex::new(Trap::ALL.map(begin));
     let next = || all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
     std::thread::scope(|scope| {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
-                while let Some(at) = next() {
-                    let one = Trap::ALL[at].test(artefacts);
+                while let Some((seed, at)) = next() {
+                    let one = Trap::ALL[at].test(artefacts, seed);
                     let mut ended = ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     ended[at].note(one);
                     let sum = |e: &Ended| e.keep_a + e.withdrawn + e.others.len() as u64;

@@ -2,7 +2,8 @@
 //!
 //! Whatever fails, everything made so far is destroyed and the reason is returned; nothing here
 //! touches the program's own graph or exec, and nothing is called once its context is gone (see
-//! [`Home`]). Callers hold no lock: an instantiation may take milliseconds.
+//! [`Home`]). Callers hold no lock: an instantiation may take milliseconds, and wait for all that
+//! runs in the context.
 
 use super::home::{Home, is_full, made, retire};
 use super::partition;
@@ -19,7 +20,7 @@ use crate::jobs::{Job, Task};
 use crate::kernels::Ready;
 use crate::settings::rewrites;
 use crate::worker;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -293,21 +294,27 @@ impl GraphCopy {
         solo::wanted(&self.solo, ready)
     }
 
-    /// Make the parts; the kernels of the nodes `solo` by themselves.
+    /// Divide it; the kernels of the nodes `solo` go by themselves.
     ///
     /// # Errors
     /// Why it is launched whole.
-    pub fn build(
+    pub fn divide(
         &self,
         kernels_per_part: u32,
         ready: &Ready,
         solo: &[usize],
-    ) -> Result<Parts, Reason> {
+    ) -> Result<Pieces, Reason> {
         let split = || self.split(kernels_per_part, ready, solo);
-        self.home.within(split).unwrap_or(Err(Reason::NoContext))
+        let pieces = self.home.within(split).unwrap_or(Err(Reason::NoContext))?;
+        Ok(Pieces { home: self.home.clone(), flags: self.flags, pieces: ManuallyDrop::new(pieces) })
     }
 
-    fn split(&self, kernels_per_part: u32, ready: &Ready, solo: &[usize]) -> Result<Parts, Reason> {
+    fn split(
+        &self,
+        kernels_per_part: u32,
+        ready: &Ready,
+        solo: &[usize],
+    ) -> Result<VecDeque<Piece>, Reason> {
         let Survey { nodes, kernels, edges, .. } = Survey::of(self.graph.0, self.home.context())?;
         let solo = self.solo.iter().filter(|node| solo.contains(&node.handle));
         let solo = solo.filter_map(|node| Some((node.handle, Solo::of(node, ready)?)));
@@ -324,11 +331,10 @@ impl GraphCopy {
         let kernels: Vec<u32> = divided.order.iter().map(|n| kernels[*n]).collect();
         let work = Graph::copy(self.graph.0)?;
         let mine = work.find(&order)?;
-        let mut parts = Parts { home: self.home.clone(), steps: Vec::new() };
-        let mut source =
-            Source { order: &order, kernels: &kernels, flags: self.flags, solo: &mut solo };
-        source.halve(work, &mine, &divided.pieces, &mut parts)?;
-        Ok(parts)
+        let mut pieces = VecDeque::new();
+        let mut source = Source { order: &order, kernels: &kernels, solo: &mut solo };
+        source.halve(work, &mine, &divided.pieces, &mut pieces)?;
+        Ok(pieces)
     }
 }
 
@@ -358,12 +364,65 @@ impl Step {
     }
 }
 
+/// A part before it is instantiated.
+#[derive(Debug)]
+enum Piece {
+    Graph(Graph),
+    Kernel(Solo),
+}
+
+/// All pieces of a graph, in order.
+#[derive(Debug)]
+pub struct Pieces {
+    home: Arc<Home>,
+    flags: u64,
+    /// Destroyed unless its context was.
+    pieces: ManuallyDrop<VecDeque<Piece>>,
+}
+
+impl Pieces {
+    /// Instantiate them: that may wait for all that runs in the context, and keep launches waiting.
+    ///
+    /// # Errors
+    /// Why the graph is launched whole.
+    pub fn instantiate(mut self) -> Result<Parts, Reason> {
+        let mut parts = Parts { home: self.home.clone(), steps: Vec::new() };
+        let call = "cuGraphInstantiateWithFlags";
+        let f = driver().graph_instantiate.ok_or(Reason::Missing(call))?;
+        let home = self.home.clone();
+        let all = || {
+            while let Some(piece) = self.pieces.pop_front() {
+                match piece {
+                    Piece::Kernel(solo) => parts.steps.push(Step::Kernel(solo)),
+                    Piece::Graph(graph) => {
+                        let mut exec = null_mut();
+                        // SAFETY: a graph of ours; a valid out-pointer.
+                        check(call, unsafe { f(&mut exec, graph.0, self.flags) })?;
+                        made();
+                        parts.steps.push(Step::Graph(exec as usize));
+                    }
+                }
+            }
+            Ok(())
+        };
+        home.within(all).unwrap_or(Err(Reason::NoContext))?;
+        Ok(parts)
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        let Pieces { home, pieces, .. } = self;
+        // SAFETY: at most once, and nothing looks at them again.
+        home.within(|| unsafe { ManuallyDrop::drop(pieces) });
+    }
+}
+
 /// What parts are made of.
 struct Source<'a> {
     /// The kept graph's nodes, in order.
     order: &'a [Ptr],
     kernels: &'a [u32],
-    flags: u64,
     /// By node, each of which is a piece.
     solo: &'a mut HashMap<usize, Solo>,
 }
@@ -377,11 +436,11 @@ impl Source<'_> {
         work: Graph,
         mine: &[Ptr],
         pieces: &[Range<usize>],
-        parts: &mut Parts,
+        made: &mut VecDeque<Piece>,
     ) -> Result<(), Reason> {
         let [first, .., last] = pieces else {
             return match pieces {
-                [piece] => self.finish(&work, mine, piece.clone(), parts),
+                [piece] => self.finish(work, mine, piece.clone(), made),
                 _ => Ok(()),
             };
         };
@@ -393,30 +452,24 @@ impl Source<'_> {
         let (other_left, other_right) = others.split_at(mine_left.len());
         take_out(other_left)?;
         take_out(mine_right)?;
-        self.halve(work, mine_left, left, parts)?;
-        self.halve(other, other_right, right, parts)
+        self.halve(work, mine_left, left, made)?;
+        self.halve(other, other_right, right, made)
     }
 
-    /// Instantiate a part, or have its only kernel launched by itself.
+    /// Keep a part, or have its only kernel launched by itself.
     fn finish(
         &mut self,
-        graph: &Graph,
+        graph: Graph,
         nodes: &[Ptr],
         piece: Range<usize>,
-        parts: &mut Parts,
+        made: &mut VecDeque<Piece>,
     ) -> Result<(), Reason> {
         if let Some(solo) = self.solo.remove(&(self.order[piece.start] as usize)) {
-            parts.steps.push(Step::Kernel(solo));
+            made.push_back(Piece::Kernel(solo));
             return Ok(());
         }
         check_attributes(&self.order[piece.clone()], nodes, &self.kernels[piece])?;
-        let call = "cuGraphInstantiateWithFlags";
-        let f = driver().graph_instantiate.ok_or(Reason::Missing(call))?;
-        let mut exec = null_mut();
-        // SAFETY: a graph of ours; a valid out-pointer.
-        check(call, unsafe { f(&mut exec, graph.0, self.flags) })?;
-        made();
-        parts.steps.push(Step::Graph(exec as usize));
+        made.push_back(Piece::Graph(graph));
         Ok(())
     }
 }

@@ -65,7 +65,7 @@ pub enum Reason {
     TooManyExecs,
     /// Another thread is making its parts now.
     BeingMade,
-    /// Its parts could not be made yet, for the context was never idle.
+    /// Its parts are to be made once nothing runs in the context.
     Busy,
 }
 
@@ -110,7 +110,7 @@ impl fmt::Display for Reason {
             Reason::TooManyParts(n) => return write!(f, "it would have {n} parts, too many"),
             Reason::TooManyExecs => "too many parts of graphs exist already",
             Reason::BeingMade => "its parts are being made",
-            Reason::Busy => "its context was never idle, so that its parts could not be made",
+            Reason::Busy => "its parts are made once nothing runs in its context",
         })
     }
 }

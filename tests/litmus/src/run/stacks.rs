@@ -29,7 +29,11 @@ extern "C" fn note(_: c_int) {
 /// calls of its threads are interrupted.
 pub fn of_other_threads() -> Vec<String> {
     let handler: extern "C" fn(c_int) = note;
-    // SAFETY: the handler only stores into statics.
+    // The first call loads a library, which a handler must not.
+    let mut frames = [std::ptr::null_mut::<c_void>(); 1];
+    // SAFETY: an array of that length.
+    unsafe { libc::backtrace(frames.as_mut_ptr(), 1) };
+    // SAFETY: the handler walks the stack and stores into statics.
     unsafe { libc::signal(libc::SIGPROF, handler as libc::sighandler_t) };
     let me = rustix::thread::gettid().as_raw_nonzero().get();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
