@@ -76,7 +76,7 @@ STEPS = (
         ("jit.json",),
     ),
     Step(
-        "tools", 420, "230", "programs under developer tools, and with memory and all-reduces across processes, as bare",
+        "tools", 420, "205", "programs under developer tools, and with memory and all-reduces across processes, as bare",
         ("tools.json",),
     ),
     Step("start", 600, "160", "how much longer a PyTorch program takes to start", ("start.json",)),
