@@ -236,10 +236,8 @@ def count_section(content, notes):
     lines = ["## Every launch is seen", ""]
     lines += made_with(content["machine"], "count")
     lines += [
-        (
-            "Launches of one profiled region, counted by the shim and, independently, by CUPTI (torch.profiler). Equal: "
-            "launch calls, graph launches, kernels of launches and kernels of graphs all agree exactly."
-        ),
+        "Launches of one profiled region, counted by the shim and, independently, by CUPTI (torch.profiler). Equal: "
+        "launch calls, graph launches, kernels of launches and kernels of graphs all agree exactly.",
         "",
     ]
     rows = []

@@ -45,6 +45,17 @@ pub fn headers(object: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
     unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) }
 }
 
+/// Its file's name without folders; empty: the program.
+fn name_of(object: &libc::dl_phdr_info) -> &[u8] {
+    if object.dlpi_name.is_null() {
+        return &[];
+    }
+    // SAFETY: the loader's own string, which stays as long as its description.
+    let path = unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes();
+    let name_at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    &path[name_at..]
+}
+
 /// The object that holds an address, if any does.
 pub fn of(address: usize) -> Option<Object> {
     /// Neither allocates nor takes a lock: whoever holds it may wait for the loader's.
@@ -61,14 +72,7 @@ pub fn of(address: usize) -> Option<Object> {
             return 0;
         }
         let (start, end) = (parts().map(|p| p.0).min(), parts().map(|p| p.1).max());
-        let path = if object.dlpi_name.is_null() {
-            &[]
-        } else {
-            // SAFETY: the loader's own string.
-            unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes()
-        };
-        let name_at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-        let from = &path[name_at..];
+        let from = name_of(object);
         let (mut name, name_bytes) = ([0; NAME_BYTES_MAX], from.len().min(NAME_BYTES_MAX));
         name[..name_bytes].copy_from_slice(&from[..name_bytes]);
         *found =
@@ -93,12 +97,8 @@ pub fn is_any_named(beginnings: &[&str]) -> bool {
         // SAFETY: the loader's description and `is_any_named`'s own value.
         let (object, (beginnings, found)) =
             unsafe { (&*object, &mut *search.cast::<(&[&str], bool)>()) };
-        if !object.dlpi_name.is_null() {
-            // SAFETY: the loader's own string.
-            let path = unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes();
-            let name_at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-            *found |= beginnings.iter().any(|b| path[name_at..].starts_with(b.as_bytes()));
-        }
+        let name = name_of(object);
+        *found = beginnings.iter().any(|beginning| name.starts_with(beginning.as_bytes()));
         c_int::from(*found)
     }
     let mut search = (beginnings, false);

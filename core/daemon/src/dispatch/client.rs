@@ -5,6 +5,8 @@
 mod breaches;
 mod turnarounds;
 
+pub use breaches::Oddities;
+
 use super::Engine;
 use super::Settings;
 use super::control::NewClient;
@@ -68,17 +70,6 @@ pub struct Looked {
     pub moved: bool,
     /// Streams that were looked at.
     pub streams: u32,
-}
-
-/// Counts of oddities, for `tallyctl status`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Oddities {
-    /// Tickets passed over because they were never published.
-    pub skipped: u64,
-    /// Tickets whose owner gave up.
-    pub abandoned: u64,
-    /// What it wrote beyond bounds that its shim keeps: see [`breaches`].
-    pub breaches: u64,
 }
 
 pub struct DispatchClient {

@@ -9,6 +9,17 @@ use super::DispatchClient;
 use tally_contract::limits::{BREACHES_MAX, TICKETS_AHEAD_MAX, TURNAROUNDS_AHEAD_MAX};
 use tally_ipc::layout::TURNAROUND_SLOTS;
 
+/// Counts of oddities, for `tallyctl status`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// Tickets passed over because they were never published.
+    pub skipped: u64,
+    /// Tickets whose owner gave up.
+    pub abandoned: u64,
+    /// What it wrote beyond bounds that its shim keeps.
+    pub breaches: u64,
+}
+
 impl DispatchClient {
     pub(super) fn note_breach(&mut self, what: &'static str) {
         self.oddities.breaches = self.oddities.breaches.saturating_add(1);
