@@ -283,6 +283,8 @@ pub struct Transformed {
     pub preemptible: u64,
     /// Launches run on some of the SMs.
     pub sm_limited: u64,
+    /// Those of them right behind another one of their stream on the same SMs, with no event between them.
+    pub sm_limited_consecutive: u64,
     /// Graph launches run as chains of parts.
     pub graph_chained: u64,
     /// Kernels of these that were launched by themselves, in a transformed form.

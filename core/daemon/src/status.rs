@@ -134,6 +134,7 @@ fn transformed(n: &ClientNumbers) -> Transformed {
         sliced_by_offset: s.sliced_by_offset,
         preemptible: s.preemptible,
         sm_limited: s.sm_limited,
+        sm_limited_consecutive: s.sm_limited_consecutive,
         graph_chained: s.graph_chained,
         graph_nodes_transformed: s.graph_nodes_transformed,
         yields: n.stats.yields,

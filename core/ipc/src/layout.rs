@@ -260,6 +260,8 @@ pub struct Counters {
     pub sliced_by_offset: AtomicU64,
     /// Kernels of `graph_chained` launches that were launched by themselves, in a transformed form.
     pub graph_nodes_transformed: AtomicU64,
+    /// Launches of `sm_limited` right behind another one of their stream on the same SMs, with no event between them.
+    pub sm_limited_consecutive: AtomicU64,
 }
 
 impl Counters {

@@ -60,17 +60,7 @@ fn issue_as<'a>(
             }
         }
         Answer::SmLimited(sms) => {
-            let kernel = planned.kernel as usize;
-            (
-                sm_limit::launch(
-                    planned.stream,
-                    (planned.slot, planned.number),
-                    kernel,
-                    arguments,
-                    sms,
-                )?,
-                &counters.sm_limited,
-            )
+            (sm_limit::launch(planned, arguments, sms)?, &counters.sm_limited)
         }
     })
 }

@@ -37,7 +37,7 @@
 //! | [`proof`] | the proof that they compute the same on this machine |
 //! | [`transformed`], [`offset`], [`form`], [`issue`] | the forms and their launches |
 //! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
-//! | [`sm_limit`] | green contexts |
+//! | [`sm_limit`], [`joins`] | green contexts; when streams wait for launches in them |
 //! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
 //! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
@@ -52,6 +52,7 @@ pub mod graphs;
 pub mod host;
 mod issue;
 mod jobs;
+pub mod joins;
 mod kernels;
 pub mod launch;
 pub mod lock;

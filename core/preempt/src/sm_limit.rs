@@ -1,9 +1,9 @@
 //! Launches on some of the SMs: streams of green contexts, made ahead.
 //!
-//! A launch hops: its stream records an event, the SM-limited stream waits for it, runs
-//! the kernel and records another, for which the stream waits. So the order is kept
-//! whatever the program enqueues next. Each of its streams has narrow ones of its own:
-//! launches of two streams do not wait for each other.
+//! Before a launch its stream records an event, for which the SM-limited stream waits; behind it the SM-limited stream
+//! records another, for which the program's stream waits once that matters ([`joins`]). So the order is kept whatever
+//! the program enqueues next, and launches that follow one another on the same SMs need no event between them. Each of
+//! its streams has SM-limited ones of its own: launches of two streams do not wait for each other.
 //!
 //! Green contexts share their device's primary context, and keep it: they are given up before the program's
 //! last reference to it goes ([`give_up`]). Launches in another context are not SM-limited.
@@ -19,10 +19,10 @@ use crate::cuda::{
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, StreamState};
+use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, BACKLOG_MAX};
-use crate::{kernels, transformed};
+use crate::{joins, kernels, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -32,7 +32,7 @@ use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::{ring, wait};
 use tally_rewriter::TransformRefusal;
 
-/// Events in turn: a hop's are free again once it is over, long before they come round.
+/// Events in turn: each is recorded and waited for at once, long before it comes round.
 const EVENTS: usize = 256;
 
 #[derive(Debug)]
@@ -215,89 +215,116 @@ fn make_pool(
     Ok((contexts, events))
 }
 
-/// Launch, as `number` of the stream of a slot, on at most `sms` SMs (or on the smallest green context there is).
-/// `None`: nothing was issued.
+/// The next event of [`EVENTS`].
+fn next_event() -> Option<usize> {
+    POOL.with(|pool| {
+        pool.next = (pool.next + 1) % pool.events.len().max(1);
+        pool.events.get(pool.next).copied()
+    })
+}
+
+/// Have a stream wait for what is in another one now. In the context of the first, if that is a default stream.
+pub(crate) fn wait_behind(stream: usize, other: usize) -> CuResult {
+    let d = driver();
+    let (Some(record), Some(wait), Some(event)) =
+        (d.event_record, d.stream_wait_event, next_event())
+    else {
+        return NOT_SUPPORTED;
+    };
+    // SAFETY: an event of ours, a stream of the program's that it uses, and one of ours.
+    unsafe {
+        match record(event as Ptr, other as Ptr) {
+            SUCCESS => wait(stream as Ptr, event as Ptr, 0),
+            error => error,
+        }
+    }
+}
+
+/// The stream of a slot's, of this priority, on at most `sms` SMs, or on the smallest green context there is.
+fn limited_stream(slot: usize, priority: i32, sms: u32) -> Option<usize> {
+    let (at, green, made) = POOL.with(|pool| {
+        let at = pool.contexts.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
+        let chosen = pool.contexts.get(at)?;
+        let made = chosen.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
+        Some((at, chosen.green, made.map(|(_, stream)| *stream)))
+    })?;
+    if made.is_some() {
+        return made;
+    }
+    let d = driver();
+    let mut made = std::ptr::null_mut();
+    let create = d.green_stream?;
+    // SAFETY: a green context of ours; a valid out-pointer.
+    let result =
+        d.relaxed(|| unsafe { create(&mut made, green as Ptr, STREAM_NON_BLOCKING, priority) });
+    if result != SUCCESS {
+        return None;
+    }
+    POOL.with(|pool| {
+        if let Some(chosen) = pool.contexts.get_mut(at) {
+            chosen.streams[slot].push((priority, made as usize));
+        }
+    });
+    Some(made as usize)
+}
+
+/// Launch on at most `sms` SMs (or on the smallest green context there is). `None`: the launch was not issued.
 pub fn launch(
-    stream: usize,
-    (slot, number): (usize, u32),
-    kernel: usize,
+    planned: &PlannedLaunch<'_>,
     arguments: &KernelArguments,
     sms: u32,
 ) -> Option<CuResult> {
+    let (slot, stream, kernel) = (planned.slot, planned.stream, planned.kernel as usize);
     let d = driver();
     let mut priority = 0;
     // SAFETY: the program's stream; a valid out-pointer.
     if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
         return None;
     }
-    let (at, green, narrow, before, behind) = POOL.with(|pool| {
-        let at = pool.contexts.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
-        let chosen = pool.contexts.get(at)?;
-        let narrow = chosen.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
-        let (green, narrow) = (chosen.green, narrow.map(|(_, narrow)| *narrow));
-        let mut event = || {
-            pool.next = (pool.next + 1) % pool.events.len().max(1);
-            pool.events.get(pool.next).copied()
-        };
-        Some((at, green, narrow, event()?, event()?))
-    })?;
-    let narrow = match narrow {
-        Some(narrow) => narrow,
-        None => {
-            let mut made = std::ptr::null_mut();
-            let create = d.green_stream?;
-            // SAFETY: a green context of ours; a valid out-pointer.
-            let result = d.relaxed(|| unsafe {
-                create(&mut made, green as Ptr, STREAM_NON_BLOCKING, priority)
-            });
-            if result != SUCCESS {
-                return None;
-            }
-            POOL.with(|pool| {
-                if let Some(chosen) = pool.contexts.get_mut(at) {
-                    chosen.streams[slot].push((priority, made as usize));
-                }
-            });
-            made as usize
-        }
-    };
-    let (record, wait, launch) = (d.event_record?, d.stream_wait_event?, d.launch_ex?);
-    let (stream, narrow) = (stream as Ptr, narrow as Ptr);
+    let limited = limited_stream(slot, priority, sms)?;
+    let launch = d.launch_ex?;
+    if planned.is_blocking {
+        joins::blocking_but(slot);
+    }
+    let is_consecutive = joins::latest(slot, stream) == limited;
+    if !is_consecutive && (joins::one(slot) != SUCCESS || wait_behind(limited, stream) != SUCCESS) {
+        return None;
+    }
     let config = LaunchConfig {
         grid: arguments.grid,
         block: arguments.block,
         shared_bytes: arguments.shared_bytes,
-        stream: narrow,
+        stream: limited as Ptr,
         attributes: arguments.attributes,
         attribute_count: arguments.attribute_count,
     };
-    // SAFETY: the program's stream and arguments; events and a stream of ours.
-    unsafe {
-        if record(before as Ptr, stream) != SUCCESS || wait(narrow, before as Ptr, 0) != SUCCESS {
-            return None;
-        }
-        let result = launch(&config, arguments.function, arguments.params, arguments.extra);
-        if result != SUCCESS {
-            // Nothing runs; what was recorded and waited for does not matter. Kernels
-            // whose clusters do not fit, for one, are refused on fewer SMs.
-            log!("kernel {kernel} is not sm_limited: CUDA error {result}");
-            kernels::refuse_sm_limit(kernel);
-            return None;
-        }
-        let mut result = record(behind as Ptr, narrow);
-        if result == SUCCESS {
-            result = wait(stream, behind as Ptr, 0);
-        }
+    let home = (stream, CONTEXT.load(Acquire));
+    // Before the launch, too: a signal handler that joins within it comes behind what was there before it.
+    joins::open(slot, limited, home, planned.is_blocking);
+    // SAFETY: the program's arguments; a stream of ours.
+    let result = unsafe { launch(&config, arguments.function, arguments.params, arguments.extra) };
+    if result != SUCCESS {
+        // Kernels whose clusters do not fit, for one, are refused on fewer SMs.
+        log!("kernel {kernel} is not sm_limited: CUDA error {result}");
+        kernels::refuse_sm_limit(kernel);
+        return None;
+    }
+    joins::open(slot, limited, home, planned.is_blocking);
+    if planned.joins_at_once {
+        let result = joins::one(slot);
         if result != SUCCESS {
             // The context is lost: what was launched is, too.
             return Some(result);
         }
     }
+    if is_consecutive {
+        planned.client.counters.sm_limited_consecutive.fetch_add(1, Relaxed);
+    }
     SM_LIMITED.with(|all| {
         if all.len() >= SM_LIMITED_MAX {
             all.pop_front();
         }
-        all.push_back((slot, number, kernel));
+        all.push_back((slot, planned.number, kernel));
     });
     Some(SUCCESS)
 }
@@ -308,13 +335,15 @@ pub fn leave_context() {
 }
 
 /// The program may give up its last reference to a primary context: give up those of its green contexts.
-/// Should it not be the last, they are made anew.
-pub fn give_up(context: usize) {
+/// Should it not be the last, they are made anew. `wait_out` returns once nobody asks for their streams.
+pub fn give_up(context: usize, wait_out: impl FnOnce()) {
     let _alive = ALIVE.lock();
     if CONTEXT.load(Acquire) != context {
         return;
     }
     CONTEXT.store(0, Release);
+    joins::forget(context);
+    wait_out();
     let contexts = POOL.with(|pool| std::mem::take(&mut pool.contexts));
     let d = driver();
     for green_context in contexts {
@@ -338,6 +367,7 @@ pub fn forget_context(gone: usize) {
         MAKE_IN.store(0, SeqCst);
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);
+        joins::forget(gone);
         POOL.with(|pool| {
             pool.contexts.clear();
             pool.events.clear();
@@ -352,6 +382,7 @@ pub fn reset() {
         word.store(false, SeqCst);
     }
     ALIVE.reset();
+    joins::reset();
     SM_LIMITED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 }

@@ -18,8 +18,9 @@ static FAST_PATH_BLOCKERS: AtomicU32 = AtomicU32::new(0);
 /// Another interposer stands between us and the driver: launches take the slow
 /// path, which tells a launch within a launch.
 const NESTING: u32 = 1 << 31;
-/// The shim loads code, or a thread makes a launch in parts: launches take the slow path, which stands aside meanwhile.
-const CLOSED: [u32; 2] = [1 << 30, 1 << 29];
+/// Why launches take the slow path: the shim loads code or a thread makes a launch in parts, for which they stand aside;
+/// or streams are to wait for launches on some of the SMs.
+const CLOSED: [u32; 3] = [1 << 30, 1 << 29, 1 << 28];
 /// Captures remembered by stream; more than these are never believed to end.
 const CAPTURES_MAX: usize = 64;
 /// Streams under capture; written under the guard.
@@ -27,7 +28,7 @@ static STREAMS: [AtomicUsize; CAPTURES_MAX] = [const { AtomicUsize::new(0) }; CA
 
 /// Whether any stream of the process is capturing.
 pub fn is_active() -> bool {
-    FAST_PATH_BLOCKERS.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1]) != 0
+    FAST_PATH_BLOCKERS.load(SeqCst) & !(NESTING | CLOSED[0] | CLOSED[1] | CLOSED[2]) != 0
 }
 
 /// Whether launches may take the fast path.
@@ -41,9 +42,9 @@ pub fn set_nesting() {
     FAST_PATH_BLOCKERS.fetch_or(NESTING, SeqCst);
 }
 
-/// Close the fast path for one of two reasons, or open it again.
+/// Close the fast path for one of the reasons, or open it again.
 pub fn close_fast_path(reason: usize, is_closed: bool) {
-    let bit = CLOSED[reason & 1];
+    let bit = CLOSED[reason % CLOSED.len()];
     if is_closed {
         FAST_PATH_BLOCKERS.fetch_or(bit, SeqCst);
     } else {

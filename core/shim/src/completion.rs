@@ -26,7 +26,7 @@ use tally_ipc::ring;
 use tally_ipc::wait::now_ns;
 use tally_preempt::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
 use tally_preempt::lock::Locked;
-use tally_preempt::sm_limit;
+use tally_preempt::{joins, sm_limit};
 
 /// Events in flight in a slot below which every launch gets one.
 const DENSE: usize = 8;
@@ -251,7 +251,9 @@ fn marker(
     };
     let event = event(context)?;
     let record = driver().event_record?;
-    // SAFETY: an event of ours and the stream of the program's, both of this context.
+    // Streams that share a slot have no launches on some of the SMs.
+    let stream = if index == OVERFLOW { stream } else { joins::latest(index, stream) };
+    // SAFETY: an event of ours and the stream of the program's, or the one that it is to wait for, all of this context.
     if unsafe { record(event as Ptr, stream as Ptr) } != SUCCESS {
         give_back(context, event);
         return None;

@@ -12,7 +12,7 @@
 
 use crate::greens::{GREENS, Green};
 use crate::slots;
-use crate::{asking, completion, linger, names, slot_life, state, streams};
+use crate::{asking, completion, linger, names, quiesce, slot_life, state, streams};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
@@ -28,6 +28,7 @@ static ATTACHED: Locked<BTreeMap<usize, u64>> = Locked::new(BTreeMap::new());
 
 /// Destroy a context by calling the driver; `destroy` says whether it did.
 fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
+    quiesce::join();
     let closed = slots::close_context(context);
     let events = completion::take_context(context);
     linger::forget_context(context);
@@ -193,6 +194,14 @@ fn ending_primary(device: c_int) -> usize {
     if left <= 1 && state::client().is_some() { primary_context(device) } else { 0 }
 }
 
+/// Destroy the shim's green contexts. No launch goes into one meanwhile, and no thread of the shim's asks for its streams.
+fn give_up_green(context: usize) {
+    quiesce::while_open(|| {
+        sm_limit::give_up(context, asking::wait_out);
+        SUCCESS
+    });
+}
+
 /// Give up a reference to a primary context by calling the driver; `release` says whether it did. Of the last one
 /// `context` is the primary context, else 0.
 fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
@@ -200,7 +209,7 @@ fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
         release()
     } else {
         // Else the references of the shim's green contexts would keep it.
-        sm_limit::give_up(context);
+        give_up_green(context);
         let mut is_done = false;
         destroying(context, || {
             is_done = release();
@@ -230,7 +239,7 @@ pub unsafe fn primary_reset(
     };
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
-            sm_limit::give_up(context);
+            give_up_green(context);
             let greens = GREENS.with(|all| {
                 let on_it = all.values().filter(|green| green.device == device);
                 on_it.map(|green| green.context).filter(|of| *of != 0).collect::<Vec<_>>()

@@ -20,7 +20,7 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{link, quiesce, tools, units};
+use crate::{bypass, capture, link, quiesce, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, C
 use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
-use tally_preempt::cuda::{CuResult, driver};
+use tally_preempt::cuda::{CuResult, STREAM_PER_THREAD, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
 use tally_preempt::{prepare, settings};
 
@@ -60,7 +60,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let slot = &SLOTS[index & 63];
     let Some(held) = slot.turn.enter() else {
         // In a signal handler, while this very thread waits with a launch into the same stream.
-        return launch::issue_counted(client, index, call);
+        return quiesce::while_open(|| launch::issue_counted(client, index, call));
     };
     completion::refresh(client, index, slot);
     // Held since before the first ticket: the order of numbers is the stream's.
@@ -92,7 +92,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
     // While the shim loads code nothing may be launched that this could wait for, and nothing may come between the parts
     // of another thread's launch.
-    quiesce::while_open(|| {
+    let is_limited = matches!(answer, Some((Answer::SmLimited(_), _)));
+    let go = || {
         if sample {
             let stream = slots::explicit(call.stream, call.per_thread);
             completion::mark_before_sample(index, slot, stream);
@@ -105,7 +106,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         };
         launch.finish(sample);
         result
-    })
+    };
+    if is_limited { quiesce::while_open_unjoined(go) } else { quiesce::while_open(go) }
 }
 
 impl Gated<'_> {
@@ -132,12 +134,20 @@ impl Gated<'_> {
                 Target::Graph(_) => prepare::prepare_gate(context),
                 Target::Kernel(_) | Target::Other => {}
             }
+            quiesce::join_now();
             return launch::issue_counted(client, index, call);
         }
+        let stream = slots::explicit(call.stream, call.per_thread);
         let planned = PlannedLaunch {
             client,
             slot: index,
-            stream: slots::explicit(call.stream, call.per_thread),
+            stream,
+            is_blocking: self.slot.non_blocking.load(Relaxed) == 0,
+            // Only its own thread can have its own default stream wait. A capture may forbid others to have a stream
+            // wait, and calls that the shim does not see would find it idle.
+            joins_at_once: stream == STREAM_PER_THREAD
+                || capture::is_active()
+                || bypass::is_found(),
             kernel: shape.kernel,
             target,
             ticket,
@@ -147,6 +157,7 @@ impl Gated<'_> {
         let real = || {
             tally_preempt::launch(&planned, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
+                quiesce::join_now();
                 (call.real)()
             })
         };

@@ -89,6 +89,7 @@ pub unsafe fn stream_destroy(
         // SAFETY: the caller's arguments.
         return unsafe { real(stream) };
     };
+    quiesce::join();
     let slot = slots::find(slots::key(stream, per_thread));
     if let Some(i) = slot {
         slot_life::mark_last(client, i, stream as usize);
@@ -178,6 +179,7 @@ fn capture_begins(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult
     if state::mode() == state::MODE_OFF {
         return real();
     }
+    quiesce::join();
     capture::begin(slots::explicit(stream, per_thread), real)
 }
 

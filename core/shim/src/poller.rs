@@ -20,6 +20,7 @@ use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::wait::{self, now_ns};
 use tally_preempt::cuda::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
+use tally_preempt::joins;
 
 /// Longest pause between two looks, ns.
 const NAP_NS_MAX: u64 = 500_000;
@@ -86,7 +87,7 @@ pub fn is_stream_idle(index: usize, slot: &Slot) -> Option<bool> {
         // SAFETY: stream and context live, see the module's documentation.
         unsafe {
             driver().ctx_set.is_some_and(|set| set(context as Ptr) == SUCCESS)
-                && query(stream as Ptr) != NOT_READY
+                && query(joins::latest(index, stream) as Ptr) != NOT_READY
         }
     });
     Some(is_idle.unwrap_or(false))

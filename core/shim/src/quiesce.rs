@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use tally_ipc::wait;
 use tally_preempt::cuda::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use tally_preempt::lock::Lock;
-use tally_preempt::may_need_help;
+use tally_preempt::{joins, may_need_help};
 
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
@@ -46,6 +46,8 @@ static CLOSED: AtomicU32 = AtomicU32::new(0);
 const LOADS: usize = 0;
 /// A thread makes a launch in parts, or is about to: bit 1.
 const ISSUES: usize = 1;
+/// Streams are to join: launches take the slow path. No call waits for it.
+const JOINS: usize = 2;
 /// Calls under way that put work into streams.
 static ENTERED: AtomicU32 = AtomicU32::new(0);
 /// Calls of [`ENTERED`] that wait for [`ISSUER`], and are not in the driver.
@@ -173,8 +175,34 @@ fn is_alone(counted: u32) -> bool {
     ENTERED.load(SeqCst) == mine && slots::SLOTS.iter().map(inside).sum::<u32>() == mine
 }
 
-/// Run a launch, or another call that puts work into a stream, or one in which the driver waits for what runs.
+/// Run a launch, or another call that puts work into a stream, or one in which the driver waits for what runs. Streams
+/// with launches on some of the SMs join before.
 pub fn while_open(call: impl FnOnce() -> CuResult) -> CuResult {
+    while_open_unjoined(|| {
+        join_now();
+        call()
+    })
+}
+
+/// Streams with launches on some of the SMs join. Within [`while_open_unjoined`].
+#[inline]
+pub fn join_now() {
+    if joins::are_open() {
+        joins::all();
+        capture::close_fast_path(JOINS, false);
+    }
+}
+
+/// Before a call that asks or waits for a stream: those with launches on some of the SMs join.
+#[inline]
+pub fn join() {
+    if joins::are_open() {
+        while_open(|| SUCCESS);
+    }
+}
+
+/// The same as [`while_open`] for a launch on some of the SMs.
+pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() {
         return call();
     }
@@ -193,6 +221,9 @@ pub fn while_open(call: impl FnOnce() -> CuResult) -> CuResult {
         }
     }
     let result = call();
+    if joins::are_open() {
+        capture::close_fast_path(JOINS, true);
+    }
     ENTERED.fetch_sub(1, SeqCst);
     result
 }
@@ -306,7 +337,11 @@ pub fn is_idle(context: usize) -> bool {
             },
         )
     };
-    if ask(STREAM_LEGACY, &|| true) != Some(true) {
+    // A stream that has not joined yet is idle although its launches may not have ended.
+    let have_ended = |limited| ask(limited, &|| joins::are_open()) != Some(false);
+    if ask(STREAM_LEGACY, &|| true) != Some(true)
+        || !joins::limited_streams(context).all(have_ended)
+    {
         return false;
     }
     let created = non_blocking.into_iter().all(|stream| {

@@ -7,7 +7,7 @@
 //! queues, those of the shim's too (measured: `bench/gpu`, `streams`).
 
 use crate::handles::Handles;
-use crate::{greens, slots, state};
+use crate::{greens, quiesce, slots, state};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -334,6 +334,7 @@ pub unsafe fn attach_memory(
     c: usize,
 ) -> CuResult {
     ATTACHED.store(true, Relaxed);
+    quiesce::join();
     // SAFETY: the caller's arguments.
     unsafe { real(stream, a, b, c) }
 }

@@ -172,6 +172,8 @@ pub unsafe fn stream(
 ) -> CuResult {
     quiesce::stand_aside();
     let awaited = Awaited::of_stream(stream, per_thread);
+    // Behind the snapshot: a launch that comes between is not in it.
+    quiesce::join();
     // SAFETY: the caller's arguments.
     let result = unsafe { real(stream) };
     if let (SUCCESS, Some(awaited)) = (result, awaited) {
@@ -333,6 +335,11 @@ fn around(covered: Option<Covered>, real: impl FnOnce() -> CuResult) -> CuResult
     result
 }
 
+fn joined(real: impl FnOnce() -> CuResult) -> CuResult {
+    quiesce::join();
+    real()
+}
+
 fn current_context() -> usize {
     // Off, or idle: nothing to find out.
     match state::client() {
@@ -350,7 +357,7 @@ fn current_context() -> usize {
 pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: bool) -> CuResult {
     quiesce::stand_aside();
     // SAFETY: no arguments.
-    around(Covered::of_context(current_context(), false), || unsafe { real() })
+    around(Covered::of_context(current_context(), false), || joined(|| unsafe { real() }))
 }
 
 /// `cuCtxSynchronize_v2`, which names the context.
@@ -365,7 +372,7 @@ pub unsafe fn context_given(
     quiesce::stand_aside();
     let context = if ctx.is_null() { current_context() } else { ctx as usize };
     // SAFETY: the caller's arguments.
-    around(Covered::of_context(context, false), || unsafe { real(ctx) })
+    around(Covered::of_context(context, false), || joined(|| unsafe { real(ctx) }))
 }
 
 fn of_copy(per_thread: bool) -> Option<Covered> {

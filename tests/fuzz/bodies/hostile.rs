@@ -279,6 +279,7 @@ fn counters(r: &ClientRegion) -> Vec<&AtomicU64> {
         &c.lingered,
         &c.sliced_by_offset,
         &c.graph_nodes_transformed,
+        &c.sm_limited_consecutive,
     ];
     c.by_entry_point.all().into_iter().chain(others).collect()
 }

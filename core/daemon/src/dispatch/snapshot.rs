@@ -48,6 +48,7 @@ pub struct ShimCounts {
     pub lingered: u64,
     pub sliced_by_offset: u64,
     pub graph_nodes_transformed: u64,
+    pub sm_limited_consecutive: u64,
     /// Median of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
     pub turnaround_p99_ns: u64,
@@ -194,6 +195,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         lingered: word(&c.lingered),
         sliced_by_offset: word(&c.sliced_by_offset),
         graph_nodes_transformed: word(&c.graph_nodes_transformed),
+        sm_limited_consecutive: word(&c.sm_limited_consecutive),
         turnaround_p50_ns,
         turnaround_p99_ns,
         busy: word(&a.busy_streams) != 0,

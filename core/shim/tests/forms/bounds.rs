@@ -15,11 +15,11 @@ use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 use tally_rewriter::TransformRefusal;
 
 /// More blocks than the device runs at once.
-fn crowd(device: &Device) -> u32 {
+pub fn crowd(device: &Device) -> u32 {
     device.crowd.max(200)
 }
 
-fn limiting() -> Welcome {
+pub fn limiting() -> Welcome {
     let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };
     Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() }
 }

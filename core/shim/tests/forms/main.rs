@@ -13,6 +13,7 @@ mod forms;
 mod governor;
 mod graph_parts;
 mod graphs;
+mod joins;
 mod kernels;
 mod lingering;
 mod loads;

@@ -57,11 +57,12 @@ pub struct Row {
 const BARE_TOO: &str = "bare too";
 
 /// Counts of `clients[].transformed` and of `clients[].decisions` that say what was done.
-const FORMS: [&str; 8] = [
+const FORMS: [&str; 9] = [
     "sliced",
     "sliced_by_offset",
     "preemptible",
     "sm_limited",
+    "sm_limited_consecutive",
     "graph_chained",
     "yields",
     "launches_yielded",

@@ -1,0 +1,128 @@
+//! When a stream waits for its launches on some of the SMs ([`sm_limit`](crate::sm_limit)).
+//!
+//! Such a launch runs in a stream of the shim's, which waits for the program's stream before it; behind it the program's
+//! stream waits for that one: it *joins*. Both cost the GPU some microseconds. So the join is put off: further launches
+//! of the same stream on the same SMs follow one another in the shim's stream. Whatever else puts work into a stream,
+//! or asks or waits for one, joins first ([`all`]). To the program that is as if each launch had joined at once.
+//!
+//! Must be called where no launch on some of the SMs is being made ([`Host::alone`](crate::host::Host::alone) sees to
+//! that): one that came between a join's two calls would be lost to it.
+
+use crate::cuda::{CuResult, STREAM_LEGACY, SUCCESS, driver};
+use crate::sm_limit;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use tally_ipc::layout::STREAM_SLOTS;
+
+/// The last launches of a slot's stream, which that does not wait for yet.
+struct Open {
+    /// The shim's stream that they are in; 0: there are none.
+    limited: AtomicUsize,
+    /// The program's stream, an explicit handle.
+    stream: AtomicUsize,
+    context: AtomicUsize,
+    /// It waits for the legacy stream, and that for it.
+    is_blocking: AtomicBool,
+}
+
+static OPEN: [Open; STREAM_SLOTS] = [const {
+    Open {
+        limited: AtomicUsize::new(0),
+        stream: AtomicUsize::new(0),
+        context: AtomicUsize::new(0),
+        is_blocking: AtomicBool::new(false),
+    }
+}; STREAM_SLOTS];
+/// Slots with such launches: bits.
+static SLOTS: AtomicU64 = AtomicU64::new(0);
+
+/// Whether any stream is to join.
+#[inline(always)]
+pub fn are_open() -> bool {
+    SLOTS.load(Relaxed) != 0
+}
+
+/// The stream that a slot's latest work is in: one of the shim's, or `stream`, which is the program's.
+pub fn latest(slot: usize, stream: usize) -> usize {
+    match OPEN[slot & 63].limited.load(SeqCst) {
+        0 => stream,
+        limited => limited,
+    }
+}
+
+/// Streams of the shim's in a context that the program's do not wait for yet.
+pub fn limited_streams(context: usize) -> impl Iterator<Item = usize> {
+    let of_context = move |open: &&Open| open.context.load(SeqCst) == context;
+    OPEN.iter().filter(of_context).map(|open| open.limited.load(SeqCst)).filter(|s| *s != 0)
+}
+
+/// A launch of a slot's stream goes into this stream of the shim's.
+pub(crate) fn open(slot: usize, limited: usize, (stream, context): (usize, usize), blocking: bool) {
+    let open = &OPEN[slot & 63];
+    open.stream.store(stream, SeqCst);
+    open.context.store(context, SeqCst);
+    open.is_blocking.store(blocking, SeqCst);
+    open.limited.store(limited, SeqCst);
+    SLOTS.fetch_or(bit(slot), SeqCst);
+}
+
+fn bit(slot: usize) -> u64 {
+    1 << (slot & 63)
+}
+
+/// All streams join.
+pub fn all() {
+    of(SLOTS.load(SeqCst));
+}
+
+/// Those join that a launch of a slot's blocking stream comes behind, because they are blocking, too.
+pub(crate) fn blocking_but(slot: usize) {
+    let is_blocking = |at: &usize| OPEN[*at].is_blocking.load(SeqCst);
+    let blocking = (0..STREAM_SLOTS).filter(is_blocking).fold(0, |all, at| all | bit(at));
+    of(SLOTS.load(SeqCst) & blocking & !bit(slot));
+}
+
+fn of(slots: u64) {
+    let mut left = slots;
+    while left != 0 {
+        // In a context in error every call fails, the program's next one, too.
+        let _ = one(left.trailing_zeros() as usize);
+        left &= left - 1;
+    }
+}
+
+/// A slot's stream joins, if it has to.
+pub(crate) fn one(slot: usize) -> CuResult {
+    let open = &OPEN[slot & 63];
+    let limited = open.limited.load(SeqCst);
+    if limited == 0 {
+        return SUCCESS;
+    }
+    let stream = open.stream.load(SeqCst);
+    let wait = || sm_limit::wait_behind(stream, limited);
+    // The handle of the legacy stream means that of the current context.
+    let context = open.context.load(SeqCst);
+    let result = match stream {
+        STREAM_LEGACY if driver().current_context() != context => driver().within(context, wait),
+        _ => Some(wait()),
+    };
+    // Not before: another thread that joins at the same time must not go on until the stream waits.
+    close(slot);
+    result.unwrap_or(SUCCESS)
+}
+
+fn close(slot: usize) {
+    OPEN[slot & 63].limited.store(0, SeqCst);
+    SLOTS.fetch_and(!bit(slot), SeqCst);
+}
+
+/// A context's streams of the shim's are gone.
+pub(crate) fn forget(context: usize) {
+    let is_there = |slot: &usize| OPEN[*slot].context.load(SeqCst) == context;
+    (0..STREAM_SLOTS).filter(is_there).for_each(close);
+}
+
+/// Only in a forked child.
+pub(crate) fn reset() {
+    (0..STREAM_SLOTS).for_each(close);
+}
