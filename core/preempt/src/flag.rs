@@ -57,8 +57,12 @@ pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
     }
     let spawn = |name, run| host().spawn(name, false, run);
     let both = || spawn("tally-gate", run_gate) && spawn("tally-flag", run_flag);
-    if !RUNNING.swap(true, SeqCst) && !both() {
-        return false;
+    // Under the lock.
+    if !RUNNING.load(SeqCst) {
+        if !both() {
+            return false;
+        }
+        RUNNING.store(true, SeqCst);
     }
     CONTEXT.store(context, Release);
     true

@@ -73,12 +73,12 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
     // SAFETY: valid out-pointers, memory and streams of our own.
     unsafe {
         d.stream_wait.ok_or(MISSING)?;
-        check(d.mem_alloc.ok_or(MISSING)?(&mut flag, FLAG_ROOM_BYTES))?;
-        flag += FLAG_ROOM_BYTES as u64 / 2;
         check(d.stream_priorities.ok_or(MISSING)?(&mut low, &mut high))?;
         let create = d.stream_create.ok_or(MISSING)?;
         check(create(&mut flag_stream, STREAM_NON_BLOCKING, high))?;
         check(create(&mut rescue_stream, STREAM_NON_BLOCKING, high))?;
+        check(d.mem_alloc.ok_or(MISSING)?(&mut flag, FLAG_ROOM_BYTES))?;
+        flag += FLAG_ROOM_BYTES as u64 / 2;
         check(d.mem_set.ok_or(MISSING)?(flag, 0, words, flag_stream))?;
         check(d.stream_synchronize.ok_or(MISSING)?(flag_stream))?;
     }

@@ -4,7 +4,7 @@ use crate::cuda::{CuResult, Ptr, SUCCESS, driver};
 use crate::graphs::build::Step;
 use crate::graphs::reason::GraphState;
 use crate::graphs::solo::Solo;
-use crate::graphs::{self, By, order};
+use crate::graphs::{self, Making, order};
 use crate::launch::PlannedLaunch;
 use crate::progress::Progress;
 use crate::watch::{self, Open, PARTS_MAX, record};
@@ -15,8 +15,11 @@ use tally_ipc::wait::now_ns;
 /// Launch a graph as a chain of parts of about so many kernels. `None`: nothing was issued.
 pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<CuResult> {
     let GraphState::Transformable { kernel_nodes } = graphs::state(exec) else { return None };
+    if !graphs::is_at_home(exec, planned.context) {
+        return None;
+    }
     let kernels = kernels.max(kernel_nodes.div_ceil(PARTS_MAX as u32));
-    let chain = graphs::chain(exec, kernels, By::Launch).ok()?;
+    let chain = graphs::chain(exec, kernels, Making::IfIdle).ok()?;
     let steps = chain.steps();
     driver().graph_launch?;
     if steps.len() < 2 || planned.slot >= gate::NOTICES {

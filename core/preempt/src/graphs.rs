@@ -23,20 +23,18 @@ mod partition;
 pub mod reason;
 pub mod solo;
 
-use crate::cuda::Ptr;
+use crate::cuda::{OUT_OF_MEMORY, Ptr};
 use crate::host::{self, log};
-use crate::jobs::{Job, MAKES_PARTS, MakesParts, Task};
 use crate::kernels;
 use crate::lock::{Lock, Locked};
-use crate::worker;
 use build::{Event, GraphCopy, Parts, Step};
 use home::Home;
 use order::Last;
 use reason::{GraphState, Reason};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tally_contract::limits::{
     GRAPH_NODES_KEPT_MAX as NODES_KEPT_MAX, GRAPHS_KEPT_MAX as EXECS_KEPT_MAX,
 };
@@ -74,8 +72,6 @@ struct Record {
     refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
-    /// How often the worker has tried.
-    tries: u32,
     /// Held while it is being launched, also in the driver: see [`order`].
     launching: Arc<Lock>,
     /// Stream that the exec was launched on last.
@@ -109,7 +105,6 @@ impl Table {
             chain: None,
             refused: None,
             being_made: false,
-            tries: 0,
             launching: Arc::new(Lock::new()),
             last: Last::Never,
             event: None,
@@ -153,16 +148,23 @@ pub fn has_copies() -> bool {
     COUNT.load(SeqCst) != 0
 }
 
-/// A context that was never idle in so many tries, up to two seconds apart, will not be.
-const TRIES_MAX: u32 = 64;
-
 static TABLE: Locked<Table> = Locked::new(Table::NEW);
 /// Records in the table: clients without any never take its lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// See [`keep_no_more`].
+static HAS_OBJECTS: AtomicBool = AtomicBool::new(false);
+
+/// The program gives graphs objects that live as long as a copy of them does: none is kept from now on.
+pub fn keep_no_more() {
+    HAS_OBJECTS.store(true, SeqCst);
+}
 
 /// A program, which is a best-effort client, has just instantiated `graph` as `exec`: keep a copy.
 pub fn instantiated(exec: Ptr, graph: Ptr) {
-    let copy = GraphCopy::new(exec, graph).map(Arc::new);
+    let copy = match HAS_OBJECTS.load(SeqCst) {
+        false => GraphCopy::new(exec, graph).map(Arc::new),
+        true => Err(Reason::UserObjects),
+    };
     if let Err(reason) = &copy {
         log!("graph {exec:?}: launched whole: {reason}");
     }
@@ -225,32 +227,32 @@ pub fn state(exec: Ptr) -> GraphState {
     })
 }
 
-/// Who makes a chain, and when: an instantiation may wait for all that runs in the context, and keep launches waiting.
+/// When a chain is made. An instantiation may wait for all that runs in the context, and keep launches waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
-    /// A launch: if nothing runs at this moment. Else the worker is asked for it.
-    Launch,
-    /// The worker, which launches stand aside for until nothing runs.
-    Worker,
-    /// A thread that has seen to that: at once.
-    Test,
+pub enum Making {
+    /// By a launch, which vouches for all that is in the graph, if nothing runs at this moment.
+    IfIdle,
+    /// At once: by a thread that has seen to that.
+    AtOnce,
 }
 
-impl By {
-    /// Runs what instantiates, or does not: [`Reason::Busy`].
-    fn instantiate<T>(
-        self,
-        home: &Home,
-        work: impl FnOnce() -> Result<T, Reason>,
-    ) -> Result<T, Reason> {
-        let context = home.context();
+impl Making {
+    /// Runs what may wait for what runs, or does not: [`Reason::Busy`].
+    fn run<T>(self, home: &Home, work: impl FnOnce() -> Result<T, Reason>) -> Result<T, Reason> {
         let at_ease = || match self {
-            By::Launch => host::alone_and_idle(context, work),
-            By::Worker => host::load(context, host::INSTANTIATE_PATIENCE, work),
-            By::Test => Some(work()),
+            Making::IfIdle => host::alone_and_idle(home.context(), work),
+            Making::AtOnce => Some(work()),
         };
         home.within(at_ease).ok_or(Reason::NoContext)?.ok_or(Reason::Busy)?
     }
+}
+
+/// Whether an exec is kept and `context` is the one that it was instantiated in. In another one its parts could not be
+/// kept in order: events are of one context.
+pub fn is_at_home(exec: Ptr, context: usize) -> bool {
+    let is_home =
+        |record: &Record| record.copy.as_ref().is_ok_and(|copy| copy.home.context() == context);
+    TABLE.with(|table| table.records.get(&(exec as usize)).is_some_and(is_home))
 }
 
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
@@ -259,17 +261,7 @@ impl By {
 ///
 /// # Errors
 /// Why it is to be launched whole, this time at least.
-pub fn chain(exec: Ptr, kernels_per_part: u32, by: By) -> Result<Chain, Reason> {
-    chain_or_busy(exec, kernels_per_part, by, &mut false)
-}
-
-/// [`chain`], and whether one that is wanted could not be made yet.
-fn chain_or_busy(
-    exec: Ptr,
-    kernels_per_part: u32,
-    by: By,
-    is_busy: &mut bool,
-) -> Result<Chain, Reason> {
+pub fn chain(exec: Ptr, kernels_per_part: u32, making: Making) -> Result<Chain, Reason> {
     let (key, changes) = (exec as usize, kernels::changes());
     let known = TABLE.with(|table| {
         let record = table.records.get(&key).ok_or(Reason::NoCopy)?;
@@ -277,9 +269,9 @@ fn chain_or_busy(
         if let Some((size, then, reason)) = record.refused
             && (size, then) == (kernels_per_part, changes)
         {
-            return match reason {
-                Reason::Busy => record.last_chain(reason).map(Err),
-                _ => Err(reason),
+            return match reason.is_of_this_size() {
+                true => Err(reason),
+                false => record.last_chain(reason).map(Err),
             };
         }
         let is_it = |made: &&Made| made.size == kernels_per_part && made.changes == changes;
@@ -315,10 +307,14 @@ fn chain_or_busy(
         if solo.is_empty()
             && let Err(reason) = copy.could_be_divided(kernels_per_part)
         {
+            if reason == Reason::TooManyExecs {
+                // Other graphs' parts may go at any time.
+                return record.last_chain(reason).map(|chain| Err(Some(chain)));
+            }
             record.refused = Some((kernels_per_part, changes, reason));
             return Err(reason);
         }
-        if std::mem::replace(&mut record.being_made, true) && by != By::Worker {
+        if std::mem::replace(&mut record.being_made, true) {
             return record.last_chain(Reason::BeingMade).map(|chain| Err(Some(chain)));
         }
         Ok(Ok(record.event.clone()))
@@ -331,58 +327,18 @@ fn chain_or_busy(
             return Err(Reason::Waits);
         }
     };
-    let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok);
-    let made = event.and_then(|event| {
+    let make = || {
+        // Dividing takes a while, and would be for nothing.
+        making.run(&copy.home, || Ok(()))?;
+        let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok)?;
         let pieces = copy.divide(kernels_per_part, &ready, &solo)?;
-        let parts = by.instantiate(&copy.home, || pieces.instantiate())?;
+        let parts = making.run(&copy.home, || pieces.instantiate())?;
         Ok((Made { size: kernels_per_part, solo, changes, parts: Arc::new(parts) }, event))
-    });
-    *is_busy = made.as_ref().is_err_and(|reason| *reason == Reason::Busy);
+    };
+    let made = make();
     let (chain, _old) =
         TABLE.with(|table| keep(table, key, &copy, (kernels_per_part, changes), made));
-    if *is_busy && by == By::Launch {
-        // Another launch does not try meanwhile: it is being made.
-        let task = Task::Parts { exec: key, kernels: kernels_per_part };
-        let job = Job { us: 0, ..Job::of_context(task, copy.home.context()) };
-        let _ = MAKES_PARTS.set(MakesParts { make, give_up: not_made });
-        if !worker::hire(job) {
-            not_made(key);
-        }
-    }
     chain
-}
-
-/// The worker is to make a chain. Returns whether it is to try again later.
-fn make(exec: usize, kernels_per_part: u32) -> bool {
-    let is_wanted =
-        TABLE.with(|table| table.records.get(&exec).is_some_and(|record| record.being_made));
-    if !is_wanted {
-        return false;
-    }
-    let mut is_busy = false;
-    let _ = chain_or_busy(exec as Ptr, kernels_per_part, By::Worker, &mut is_busy);
-    let again = is_busy
-        && TABLE.with(|table| {
-            let Some(record) = table.records.get_mut(&exec) else { return false };
-            record.tries += 1;
-            if record.tries >= TRIES_MAX {
-                record.refused = Some((kernels_per_part, kernels::changes(), Reason::Busy));
-            }
-            record.tries < TRIES_MAX
-        });
-    if !again {
-        not_made(exec);
-    }
-    again
-}
-
-/// Nobody is making a chain of this exec any more.
-fn not_made(exec: usize) {
-    TABLE.with(|table| {
-        table.records.get_mut(&exec).into_iter().for_each(|record| {
-            (record.being_made, record.tries) = (false, 0);
-        });
-    });
 }
 
 /// Put what was made into the table, if it still belongs there. Returns what is to be dropped
@@ -399,12 +355,14 @@ fn keep(
         // Changed or destroyed meanwhile.
         return (Err(Reason::NoCopy), Some((made.ok(), None, None)));
     };
-    if let Err(Reason::Busy) = made {
-        // The worker goes on.
-        return (record.last_chain(Reason::Busy), None);
-    }
     record.being_made = false;
     match made {
+        // Later again.
+        Err(reason) if reason.will_pass() => (record.last_chain(reason), None),
+        Err(reason @ Reason::Driver(_, OUT_OF_MEMORY)) => {
+            record.refused = Some((size, changes, reason));
+            (record.last_chain(reason), None)
+        }
         Ok((made, event)) => {
             record.event = Some(event);
             let parts = made.parts.clone();
@@ -417,10 +375,7 @@ fn keep(
                 made.changes = changes;
                 return (Ok(Chain(made.parts.clone())), None);
             }
-            // Other graphs' parts may go at any time.
-            if reason != Reason::TooManyExecs {
-                record.refused = Some((size, changes, reason));
-            }
+            record.refused = Some((size, changes, reason));
             (Err(reason), None)
         }
         Err(reason) => {
@@ -434,5 +389,22 @@ fn keep(
 pub fn reset() {
     TABLE.reset(Table::NEW);
     COUNT.store(0, SeqCst);
+    HAS_OBJECTS.store(false, SeqCst);
     home::reset();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_of_programs_that_wait_for_what_they_retain_are_not_copied() {
+        let exec = 0x1000 as Ptr;
+        keep_no_more();
+        instantiated(exec, std::ptr::null_mut());
+        assert_eq!(state(exec), GraphState::Whole(Reason::UserObjects));
+        destroyed(exec);
+        assert_eq!(state(exec), GraphState::Unknown);
+        reset();
+    }
 }

@@ -18,9 +18,6 @@ use tally_rewriter::TransformRefusal;
 /// How long the program's launches stand aside at most for [`load`] while the context becomes idle.
 pub const LOAD_PATIENCE: Duration = Duration::from_millis(20);
 
-/// The same for graphs in parts, which are worth more: their launches take longer.
-pub(crate) const INSTANTIATE_PATIENCE: Duration = Duration::from_millis(50);
-
 /// The core that the program is attached to.
 #[derive(Clone, Copy)]
 pub struct Core {

@@ -11,7 +11,6 @@ use crate::lock::{Held, Lock, Locked};
 use crate::transformed::{Transformed, blocks};
 use rustix::thread::futex;
 use std::collections::VecDeque;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
@@ -30,24 +29,7 @@ pub(crate) enum Task {
     Unload(u128),
     /// Destroy parts of graphs that are not launched any more.
     Sweep,
-    /// Make parts of a graph.
-    Parts {
-        /// The program's exec.
-        exec: usize,
-        /// Kernels of a part.
-        kernels: u32,
-    },
 }
-
-/// What graphs do with [`Task::Parts`]: they hire the worker, which does not know them.
-#[derive(Clone, Copy)]
-pub(crate) struct MakesParts {
-    /// Returns whether it is to be tried again later.
-    pub(crate) make: fn(usize, u32) -> bool,
-    pub(crate) give_up: fn(usize),
-}
-
-pub(crate) static MAKES_PARTS: OnceLock<MakesParts> = OnceLock::new();
 
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
@@ -260,9 +242,6 @@ pub(crate) fn give_up(job: &Job) {
             kernels::transformed(job.index)
                 .into_iter()
                 .for_each(|transformed: &Transformed| transformed.by_offset.forgo());
-        }
-        Task::Parts { exec, .. } => {
-            MAKES_PARTS.get().into_iter().for_each(|makes| (makes.give_up)(exec));
         }
         Task::Gate | Task::Unload(_) | Task::Sweep => {}
     }

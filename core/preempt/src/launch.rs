@@ -74,6 +74,8 @@ pub struct PlannedLaunch<'a> {
     pub slot: usize,
     /// The stream, an explicit handle.
     pub stream: usize,
+    /// The context of the stream.
+    pub context: usize,
     /// It waits for the legacy stream, and that for it.
     pub is_blocking: bool,
     /// Of a launch on some of the SMs: its stream is to wait for it at once (see [`joins`](crate::joins)).

@@ -115,6 +115,7 @@ pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
         Target::Graph(exec) => match graphs::state(*exec) {
             GraphState::Transformable { kernel_nodes: 2.. }
                 if settings::rewrites()
+                    && graphs::is_at_home(*exec, stream.context)
                     && gate::may_serve(stream.context)
                     && watch::makes_room()
                     && contexts::has_queues(stream.context) =>

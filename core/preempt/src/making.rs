@@ -227,6 +227,12 @@ fn enter(context: usize) -> Result<(), Failed> {
     if is_set { Ok(()) } else { Err(Failed::For(TransformRefusal::DriverRefused)) }
 }
 
+/// No context is the calling thread's any more.
+pub(crate) fn leave() {
+    // SAFETY: no context.
+    let _ = driver().ctx_set.map(|f| unsafe { f(std::ptr::null_mut()) });
+}
+
 /// Make what preemption needs, in this context.
 pub(crate) fn gate(context: usize) -> Result<(), Failed> {
     enter(context)?;

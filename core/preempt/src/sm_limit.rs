@@ -298,7 +298,7 @@ pub fn launch(
         attributes: arguments.attributes,
         attribute_count: arguments.attribute_count,
     };
-    let home = (stream, CONTEXT.load(Acquire));
+    let home = (stream, planned.context);
     // Before the launch, too: a signal handler that joins within it comes behind what was there before it.
     joins::open(slot, limited, home, planned.is_blocking);
     // SAFETY: the program's arguments; a stream of ours.

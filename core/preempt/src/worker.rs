@@ -60,6 +60,8 @@ fn work() {
         if jobs::is_lost() {
             return;
         }
+        // The context may be destroyed now.
+        making::leave();
         if !again {
             retry_ms = RETRY_MS[0];
             continue;
@@ -98,9 +100,6 @@ fn carry_out(job: &Job) -> bool {
         Task::Gate => making::gate(job.context) == Err(Failed::Busy),
         Task::Unload(image) => !making::unload(job.context, image),
         Task::Sweep => !making::sweep(job.context),
-        Task::Parts { exec, kernels } => {
-            jobs::MAKES_PARTS.get().is_some_and(|makes| (makes.make)(exec, kernels))
-        }
         Task::Offset => {
             let Some(transformed) = kernels::transformed(job.index)
                 .filter(|transformed| transformed.context == job.context)

@@ -241,6 +241,16 @@ entry_points! {
     cuCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuGreenCtxRecordEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuGreenCtxWaitEvent(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuGLMapBufferObject_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuGLMapBufferObject_v2_ptds(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuGLMapBufferObjectAsync_v2(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuGLMapBufferObjectAsync_v2_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) true quiesce::enqueues;
+    cuGLUnmapBufferObject(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuGLUnmapBufferObjectAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuEGLStreamConsumerAcquireFrame(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuEGLStreamConsumerReleaseFrame(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuEGLStreamProducerPresentFrame(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
+    cuEGLStreamProducerReturnFrame(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::enqueues;
     cuMemcpyBatchAsync(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) false quiesce::enqueues_batch;
     cuMemcpyBatchAsync_ptsz(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: usize) true quiesce::enqueues_batch;
 
@@ -300,6 +310,7 @@ entry_points! {
     cuGraphInstantiateWithParams(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_instantiate;
     cuGraphInstantiateWithParams_ptsz(exec: *mut Ptr, graph: Ptr, a: usize, b: usize, c: usize) true lifecycle::graph_instantiate;
     cuGraphExecDestroy(exec: Ptr) false lifecycle::graph_exec_destroy;
+    cuGraphRetainUserObject(graph: Ptr, a: usize, b: usize, c: usize) false lifecycle::graph_retains;
     cuGraphExecUpdate(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
     cuGraphExecUpdate_v2(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
     cuGraphExecNodeSetParams(exec: Ptr, a: usize, b: usize, c: usize) false lifecycle::exec_changes;
@@ -392,7 +403,7 @@ mod tests {
         }
     }
 
-    /// Functions of `cuda.h` (CUDA 13) that take a stream; those for OpenGL, EGL and the like have headers of their own.
+    /// Functions of `cuda.h` (CUDA 13) that take a stream.
     const OF_STREAMS: &str = "cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources \
         cuGraphicsUnmapResources cuLaunchCooperativeKernel cuLaunchGridAsync cuLaunchHostFunc cuLaunchHostFunc_v2 \
         cuLaunchKernel cuMemAllocAsync cuMemAllocFromPoolAsync cuMemBatchDecompressAsync \
@@ -408,6 +419,10 @@ mod tests {
         cuStreamSynchronize cuStreamWaitEvent cuStreamWaitValue32 cuStreamWaitValue32_v2 cuStreamWaitValue64 \
         cuStreamWaitValue64_v2 cuStreamWriteValue32 cuStreamWriteValue32_v2 cuStreamWriteValue64 \
         cuStreamWriteValue64_v2 cuWaitExternalSemaphoresAsync";
+    /// Those of `cudaGL.h` and `cudaEGL.h` that take one, or use the default stream. The other headers have none.
+    const OF_GRAPHICS: &str = "cuGLMapBufferObject_v2 cuGLMapBufferObjectAsync_v2 cuGLUnmapBufferObject \
+        cuGLUnmapBufferObjectAsync cuEGLStreamConsumerAcquireFrame cuEGLStreamConsumerReleaseFrame \
+        cuEGLStreamProducerPresentFrame cuEGLStreamProducerReturnFrame";
     /// More of these, which only answer, or are about a capture.
     const ASK_ONLY: &str = "cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2 \
         cuStreamGetCaptureInfo_v3 cuStreamGetCtx cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetDevice \
@@ -417,7 +432,8 @@ mod tests {
     #[test]
     fn whatever_uses_a_stream_is_replaced() {
         let is_there = |name: &str| found(name) == Some(name);
-        let missing: Vec<_> = OF_STREAMS.split_whitespace().filter(|n| !is_there(n)).collect();
+        let all = OF_STREAMS.split_whitespace().chain(OF_GRAPHICS.split_whitespace());
+        let missing: Vec<_> = all.filter(|n| !is_there(n)).collect();
         assert!(missing.is_empty(), "{missing:?}");
         let asking: Vec<_> = ASK_ONLY.split_whitespace().filter(|n| is_there(n)).collect();
         assert!(asking.is_empty(), "they are in the first list: {asking:?}");

@@ -142,6 +142,7 @@ impl Gated<'_> {
             client,
             slot: index,
             stream,
+            context: self.slot.context.load(Relaxed),
             is_blocking: self.slot.non_blocking.load(Relaxed) == 0,
             // Only its own thread can have its own default stream wait. A capture may forbid others to have a stream
             // wait, and calls that the shim does not see would find it idle.

@@ -245,6 +245,23 @@ pub unsafe fn graph_instantiate(
     result
 }
 
+/// `cuGraphRetainUserObject`: the object lives as long as any copy of the graph, and the program may wait for its end.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn graph_retains(
+    real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    graph: Ptr,
+    a: usize,
+    b: usize,
+    c: usize,
+) -> CuResult {
+    graphs::keep_no_more();
+    // SAFETY: the caller's arguments.
+    unsafe { real(graph, a, b, c) }
+}
+
 /// `cuGraphExecDestroy`.
 ///
 /// # Safety

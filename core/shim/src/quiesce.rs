@@ -6,8 +6,7 @@
 //! take. If another thread stays in such a call, the launch goes whole.
 //!
 //! **Graphs of the shim's** are instantiated while a context is idle, too: some instantiations wait for what runs, and
-//! keep launches waiting (litmus programs hung there on an H200). A launch does it if the context is idle already, else
-//! the worker, as it loads code.
+//! keep launches waiting (litmus programs hung there on an H200). Only a launch does it, if nothing runs at that moment.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -28,15 +27,19 @@ use crate::slots::{self, LIVE};
 use crate::{asking, capture, state, streams};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
-use tally_ipc::wait;
+use tally_ipc::wait::{self, now_ns};
 use tally_preempt::cuda::{CuResult, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use tally_preempt::lock::Lock;
 use tally_preempt::{joins, may_need_help};
 
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
+/// Launches stand aside in vain for at most one part in so many of the time.
+const PATIENT_SHARE: u64 = 20;
+/// When they may again.
+static PATIENT_AGAIN_NS: AtomicU64 = AtomicU64::new(0);
 /// Pause between two looks at other threads.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -71,23 +74,25 @@ static IS_LOST: AtomicBool = AtomicBool::new(false);
 /// How long a launch in parts waits for other threads to leave the driver before it goes whole.
 const ALONE_WAIT_MAX: Duration = Duration::from_millis(2);
 
+/// False: nothing opened within [`LOAD_MAX`].
 #[cold]
-fn stand_aside_now() {
+fn stand_aside_now() -> bool {
     // What the shim itself calls passes, and so does what comes out of a signal handler.
     if state::is_inside() {
-        return;
+        return true;
     }
     ASIDE.fetch_add(1, SeqCst);
     let start = Instant::now();
-    loop {
+    let is_open = loop {
         let closed = CLOSED.load(SeqCst);
         if closed == 0 || start.elapsed() >= LOAD_MAX {
-            break;
+            break closed == 0;
         }
         let nap = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         let _ = futex::wait(&CLOSED, futex::Flags::PRIVATE, closed, Some(&nap));
-    }
+    };
     ASIDE.fetch_sub(1, SeqCst);
+    is_open
 }
 
 /// Before a call that waits for streams: what another thread is making in parts is all in its stream then.
@@ -206,7 +211,6 @@ pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() {
         return call();
     }
-    let mut since = None;
     loop {
         ENTERED.fetch_add(1, SeqCst);
         // One of the two sees the other.
@@ -214,9 +218,7 @@ pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
             break;
         }
         ENTERED.fetch_sub(1, SeqCst);
-        let start = *since.get_or_insert_with(Instant::now);
-        stand_aside_now();
-        if start.elapsed() >= LOAD_MAX {
+        if !stand_aside_now() {
             give_up();
         }
     }
@@ -281,8 +283,16 @@ pub fn help_ends() {
 /// `patience` it did not become idle, and nothing was done.
 pub fn load<T>(context: usize, patience: Duration, load: impl FnOnce() -> T) -> Option<T> {
     let start = Instant::now();
-    let is_over = || start.elapsed() >= patience;
-    load_when(|| is_empty(context) && is_idle(context), is_over, load)
+    // Meanwhile a look is enough: launches need not stand aside for longer than that.
+    let patience = if now_ns() < PATIENT_AGAIN_NS.load(SeqCst) { Duration::ZERO } else { patience };
+    // What a capture forbids to ask is not idle.
+    let is_over = || start.elapsed() >= patience || capture::is_active();
+    let result = load_when(|| is_empty(context) && is_idle(context), is_over, load);
+    if result.is_none() {
+        let waited_ns = start.elapsed().as_nanos() as u64;
+        PATIENT_AGAIN_NS.fetch_max(now_ns() + PATIENT_SHARE * waited_ns, SeqCst);
+    }
+    result
 }
 
 /// Keep launches out until nothing runs, as `is_idle` says, and run `load` then; or until `is_over`.
@@ -466,6 +476,7 @@ pub fn reset() {
         word.store(0, SeqCst);
     }
     IS_LOST.store(false, SeqCst);
+    PATIENT_AGAIN_NS.store(0, SeqCst);
 }
 
 #[cfg(test)]
@@ -495,6 +506,13 @@ mod tests {
         assert_eq!(PATIENCE, Duration::from_millis(20));
         let start = Instant::now();
         assert_eq!(super::load(0xdead_0010, PATIENCE, || ()), None);
-        assert!(start.elapsed() >= PATIENCE && CLOSED.load(SeqCst) == 0);
+        let waited = start.elapsed();
+        assert!(waited >= PATIENCE && CLOSED.load(SeqCst) == 0);
+        // Once they have stood aside in vain they do not again for twenty times as long, whoever asks.
+        let again_ns = PATIENT_AGAIN_NS.load(SeqCst);
+        assert!(again_ns >= now_ns() + 20 * PATIENCE.as_nanos() as u64 - waited.as_nanos() as u64);
+        PATIENT_AGAIN_NS.store(u64::MAX, SeqCst);
+        assert_eq!(super::load(0xdead_0010, Duration::from_secs(3_600), || ()), None, "at once");
+        PATIENT_AGAIN_NS.store(0, SeqCst);
     }
 }

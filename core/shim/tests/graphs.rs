@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_preempt::graphs::build::Step;
 use tally_preempt::graphs::reason::{GraphState, Reason};
-use tally_preempt::graphs::{self, By, Chain, order};
+use tally_preempt::graphs::{self, Chain, Making, order};
 
 /// What host nodes did: the order of two of them shows.
 static HOST: AtomicUsize = AtomicUsize::new(0);
@@ -111,7 +111,7 @@ fn parts_do_what_the_whole_does() {
         assert_eq!(graphs::state(exec), GraphState::Transformable { kernel_nodes: kernels });
         let whole = run(&device, &[exec as usize], stream);
         for size in [1, 3, 10] {
-            let chain = graphs::chain(exec, size, By::Test);
+            let chain = graphs::chain(exec, size, Making::AtOnce);
             if kernels <= size {
                 assert_eq!(chain.map(|c| execs(&c).len()), Err(Reason::OnePart));
                 continue;
@@ -146,11 +146,14 @@ fn a_diamond_is_transformed_before_and_behind_its_branches() {
     let exec = device.instantiate(&graph);
     let whole = run(&device, &[exec as usize], stream);
     for size in 1..5 {
-        let chain = graphs::chain(exec, size, By::Test).unwrap();
+        let chain = graphs::chain(exec, size, Making::AtOnce).unwrap();
         assert_eq!(run(&device, &execs(&chain), stream), whole, "{size}");
     }
-    assert_eq!(graphs::chain(exec, 5, By::Test).unwrap_err(), Reason::OnePart);
-    assert!(graphs::chain(exec, 2, By::Test).is_ok(), "too large a size is no lasting reason");
+    assert_eq!(graphs::chain(exec, 5, Making::AtOnce).unwrap_err(), Reason::OnePart);
+    assert!(
+        graphs::chain(exec, 2, Making::AtOnce).is_ok(),
+        "too large a size is no lasting reason"
+    );
     device.destroy(exec);
 }
 
@@ -170,7 +173,7 @@ fn a_child_graph_stays_in_one_piece() {
     } else {
         assert_eq!(graphs::state(exec), GraphState::Transformable { kernel_nodes: 8 });
         let whole = run(&device, &[exec as usize], stream);
-        let chain = graphs::chain(exec, 2, By::Test).unwrap();
+        let chain = graphs::chain(exec, 2, Making::AtOnce).unwrap();
         assert_eq!(execs(&chain).len(), 3, "two kernels, the child's five, one");
         assert_eq!(run(&device, &execs(&chain), stream), whole);
     }
@@ -194,8 +197,11 @@ fn an_exec_that_changes_is_whole_from_then_on() {
     };
     for way in 0..3 {
         let exec = device.instantiate(&graph);
-        let parts =
-            if divides { execs(&graphs::chain(exec, 1, By::Test).unwrap()) } else { Vec::new() };
+        let parts = if divides {
+            execs(&graphs::chain(exec, 1, Making::AtOnce).unwrap())
+        } else {
+            Vec::new()
+        };
         assert_eq!(parts.len(), if divides { 2 } else { 0 });
         let result = match way {
             0 => device.with_mix(0, 1, 100, |p| {
@@ -217,7 +223,7 @@ fn an_exec_that_changes_is_whole_from_then_on() {
         ok(result);
         if divides {
             assert_eq!(graphs::state(exec), GraphState::Whole(Reason::Changed));
-            assert_eq!(graphs::chain(exec, 1, By::Test).unwrap_err(), Reason::Changed);
+            assert_eq!(graphs::chain(exec, 1, Making::AtOnce).unwrap_err(), Reason::Changed);
         }
         // Once nothing runs, by a thread of the shim's.
         device.await_end(&parts);
@@ -234,11 +240,11 @@ fn parts_live_as_long_as_exec_or_chain() {
     let device = Device::get();
     let stream = device.stream();
     let exec = device.instantiate(&Graph::line(&device, 10));
-    let chain = graphs::chain(exec, 4, By::Test).unwrap();
+    let chain = graphs::chain(exec, 4, Making::AtOnce).unwrap();
     let parts = execs(&chain);
     assert_eq!(parts.len(), 3);
-    assert_eq!(execs(&graphs::chain(exec, 4, By::Test).unwrap()), parts, "made once");
-    let other = graphs::chain(exec, 5, By::Test).unwrap();
+    assert_eq!(execs(&graphs::chain(exec, 4, Making::AtOnce).unwrap()), parts, "made once");
+    let other = graphs::chain(exec, 5, Making::AtOnce).unwrap();
     assert_eq!(execs(&other).len(), 2);
     device.assert_exist(&parts, true);
     assert_eq!(run(&device, &parts, stream), run(&device, &execs(&other), stream));
@@ -250,7 +256,7 @@ fn parts_live_as_long_as_exec_or_chain() {
     drop(other);
     device.await_end(&parts);
     assert_eq!(graphs::state(exec), GraphState::Unknown);
-    assert_eq!(graphs::chain(exec, 4, By::Test).unwrap_err(), Reason::NoCopy);
+    assert_eq!(graphs::chain(exec, 4, Making::AtOnce).unwrap_err(), Reason::NoCopy);
 }
 
 #[test]
@@ -267,8 +273,8 @@ fn what_cannot_be_transformed_says_why() {
     assert_eq!(whole(&graph), Reason::Events);
     if device.divides_graphs() {
         let exec = device.instantiate(&Graph::line(&device, 300));
-        assert_eq!(graphs::chain(exec, 1, By::Test).unwrap_err(), Reason::TooManyParts(300));
-        assert_eq!(execs(&graphs::chain(exec, 2, By::Test).unwrap()).len(), 150);
+        assert_eq!(graphs::chain(exec, 1, Making::AtOnce).unwrap_err(), Reason::TooManyParts(300));
+        assert_eq!(execs(&graphs::chain(exec, 2, Making::AtOnce).unwrap()).len(), 150);
         device.destroy(exec);
     }
     assert_eq!(
@@ -313,7 +319,7 @@ fn a_capture_elsewhere_is_not_disturbed() {
     let (key, context, cuda) = (exec as usize, device.context as usize, device.cuda);
     std::thread::spawn(move || {
         // No context is current here: that of the exec is borrowed, and put back.
-        assert_eq!(execs(&graphs::chain(key as Ptr, 3, By::Test).unwrap()).len(), 7);
+        assert_eq!(execs(&graphs::chain(key as Ptr, 3, Making::AtOnce).unwrap()).len(), 7);
         let mut now = null_mut();
         // SAFETY: a valid out-pointer.
         ok(unsafe { (cuda.cuCtxGetCurrent)(&mut now) });
@@ -335,7 +341,7 @@ fn launches_on_several_streams_keep_their_order() {
     let (a, b) = (device.stream(), device.stream());
     let exec = device.instantiate(&Graph::line(&device, 12));
     let want = run(&device, &[exec as usize], a).0;
-    let chain = graphs::chain(exec, 4, By::Test).unwrap();
+    let chain = graphs::chain(exec, 4, Making::AtOnce).unwrap();
     let launch = |stream: Ptr, in_parts: bool| {
         let launching = in_parts.then(|| order::begin(exec, stream as usize, true));
         match launching.filter(|launching| launching.may_be_in_parts) {
@@ -389,7 +395,7 @@ fn a_destroyed_context_is_left_alone() {
     ok(unsafe { (device.cuda.cuCtxCreate_v2)(&mut other, 0, 0) });
     device.mix = device.load();
     let exec = device.instantiate(&Graph::line(&device, 8));
-    let chain = divides.then(|| graphs::chain(exec, 2, By::Test).unwrap());
+    let chain = divides.then(|| graphs::chain(exec, 2, Making::AtOnce).unwrap());
     // SAFETY: contexts of ours.
     unsafe {
         ok((device.cuda.cuCtxDestroy_v2)(other));
@@ -397,7 +403,7 @@ fn a_destroyed_context_is_left_alone() {
     }
     if let Some(chain) = chain {
         assert_eq!(graphs::state(exec), GraphState::Unknown);
-        assert_eq!(graphs::chain(exec, 2, By::Test).unwrap_err(), Reason::NoCopy);
+        assert_eq!(graphs::chain(exec, 2, Making::AtOnce).unwrap_err(), Reason::NoCopy);
         drop(chain);
     }
 }

@@ -41,6 +41,8 @@ pub enum Reason {
     SeveralContexts,
     /// A kernel of it waits for others, or for other GPUs, by its name or as was seen.
     Waits,
+    /// The program has graphs retain objects, whose ends it may wait for.
+    UserObjects,
     /// It was changed after its instantiation.
     Changed,
     /// Two threads launched it at one time, and one did not come back from the driver.
@@ -65,15 +67,19 @@ pub enum Reason {
     TooManyExecs,
     /// Another thread is making its parts now.
     BeingMade,
-    /// Its parts are to be made once nothing runs in the context.
+    /// Its parts are made by a launch that finds nothing running in the context.
     Busy,
 }
 
 impl Reason {
     /// For another size of parts the answer may be different.
     pub(crate) fn is_of_this_size(self) -> bool {
-        use Reason::{OnePart, TooManyExecs, TooManyParts};
-        matches!(self, OnePart | TooManyParts(_) | TooManyExecs)
+        matches!(self, Reason::OnePart | Reason::TooManyParts(_))
+    }
+
+    /// It may be different at any time.
+    pub(crate) fn will_pass(self) -> bool {
+        matches!(self, Reason::Busy | Reason::TooManyExecs)
     }
 }
 
@@ -96,6 +102,7 @@ impl fmt::Display for Reason {
             Reason::DeviceLaunch => "it may be launched from the device",
             Reason::SeveralContexts => "it has kernels of several contexts",
             Reason::Waits => "a kernel of it waits for others, by its name or as was seen",
+            Reason::UserObjects => "the program has graphs retain objects",
             Reason::Changed => "it was changed after its instantiation",
             Reason::Contended => "two threads launched it at one time",
             Reason::CloneRefused(error) => {
@@ -110,7 +117,9 @@ impl fmt::Display for Reason {
             Reason::TooManyParts(n) => return write!(f, "it would have {n} parts, too many"),
             Reason::TooManyExecs => "too many parts of graphs exist already",
             Reason::BeingMade => "its parts are being made",
-            Reason::Busy => "its parts are made once nothing runs in its context",
+            Reason::Busy => {
+                "its parts are made by a launch that finds nothing running in its context"
+            }
         })
     }
 }

@@ -1,9 +1,11 @@
 //! Parts of graphs that fail, and attributes that kernels keep when they are launched by themselves.
 
-use crate::graphs::{BLOCKS, WORDS, launch, parts_of_one, recorded};
+use crate::governor::Governor;
+use crate::graphs::{BLOCKS, WORDS, in_parts_of, launch, parts_of_one, recorded};
 use crate::program::{Attribute, Device, ask, ok};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// A launch of which a part fails is the program's to hear of, and nothing of it runs twice.
 fn failing(device: &mut Device, steps_by_themselves: bool) {
@@ -110,5 +112,50 @@ fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() 
             device.check_steps(&cells, &[1, 2, 3]);
         },
         |core| parts_of_one(core, 1, 1, 0),
+    );
+}
+
+/// Events are of one context, so that parts in another one could not be kept in order.
+#[test]
+fn a_graph_is_whole_in_another_context_than_its_own() {
+    both(
+        a_graph_is_whole_in_another_context_than_its_own,
+        &welcome(),
+        |device| {
+            let (home, stream, cells) = (device.context, device.stream(1), device.cells(BLOCKS));
+            device.warm_up();
+            let exec = recorded(device, stream, || {
+                (0..8).for_each(|k| device.step(&cells, [BLOCKS, 1, 1], stream, k, 200));
+            });
+            let mut other = null_mut();
+            // SAFETY: a valid out-pointer; the new context is current now.
+            ok(unsafe { (device.cuda.cuCtxCreate_v2)(&mut other, 0, 0) });
+            let others = [device.stream(1), device.stream(1)];
+            assert_eq!(ask("go"), "on");
+            for _ in 0..3 {
+                others.iter().for_each(|stream| launch(device, exec, *stream));
+            }
+            others.iter().for_each(|stream| device.sync(*stream));
+            // SAFETY: a live context.
+            ok(unsafe { (device.cuda.cuCtxSetCurrent)(home) });
+            device.check_steps(&cells, &(0..8).cycle().take(6 * 8).collect::<Vec<_>>());
+            assert_eq!(ask("whole?"), "yes");
+            // The driver orders the first one behind those in the other streams, for which it has to be whole.
+            (0..2).for_each(|_| launch(device, exec, stream));
+            device.sync(stream);
+            assert_eq!(ask("in parts?"), "yes");
+        },
+        |core| {
+            core.warm_up("step");
+            core.expect("go");
+            in_parts_of(core, 1);
+            core.say("on");
+            let chained = |core: &Governor| core.counters().graph_chained.load(SeqCst);
+            core.expect("whole?");
+            core.say(if chained(core) == 0 { "yes" } else { "no" });
+            core.expect("in parts?");
+            core.say(if chained(core) == 1 { "yes" } else { "no" });
+            core.ends(0);
+        },
     );
 }
