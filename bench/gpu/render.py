@@ -30,6 +30,7 @@ import render_streams
 import render_tools
 import render_units
 import render_waits
+import render_width
 from common import merge_rows, write_json
 from markdown import made_with, number, percent, table
 from stats import host_drift
@@ -473,6 +474,7 @@ SECTIONS = (
     ("costs.json", lambda content, _notes: render_core.costs(content, table)),
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
+    ("width.json", lambda content, _notes: render_width.lines(content, table, made_with)),
     ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),
     ("speeds-vendor.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),

@@ -58,7 +58,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
+        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -162,7 +162,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
+            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
         ):
             self.assertIn(expected, text)
 
@@ -263,6 +263,13 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_a_width_is_shown_over_all_sms(self):
+        whole = {"job": "gpt2-train", "sms": None, "steps_per_s": 10.0, "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}
+        self.put("width.json", {"rows": [whole, {**whole, "sms": 116, "steps_per_s": 8.5, "sm_limited": 400, "sm_limited_consecutive": 380}]})
+        text = self.text()
+        self.assertIn("| gpt2-train | all | 10.00 | 1.000 | 500 | 0 | 0 |", text)
+        self.assertIn("| gpt2-train | 116 | 8.50 | 0.850 | 500 | 400 | 380 |", text)
 
     def test_figures_of_hostile_clients(self):
         quantiles = {"p50": 10, "p99": 20}
