@@ -23,7 +23,7 @@ def counts(core, name):
     """What was done with the client's launches so far."""
     entry = client(core.status(), name)
     cut = entry["transformed"]
-    return launches(entry), cut["sm_limited"], cut["sm_limited_consecutive"]
+    return launches(entry)["total"], cut["sm_limited"], cut["sm_limited_consecutive"]
 
 
 def measure(suite, job, sms, failures):
