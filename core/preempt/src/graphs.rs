@@ -151,7 +151,7 @@ pub fn has_copies() -> bool {
 static TABLE: Locked<Table> = Locked::new(Table::NEW);
 /// Records in the table: clients without any never take its lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// See [`keep_no_more`].
+/// The program has graphs retain objects.
 static HAS_OBJECTS: AtomicBool = AtomicBool::new(false);
 
 /// The program gives graphs objects that live as long as a copy of them does: none is kept from now on.
