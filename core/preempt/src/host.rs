@@ -87,6 +87,9 @@ pub trait Host: Sync {
     fn streams_used(&self) -> u32;
     /// Whether so many streams beside the program's own find hardware queues of their own.
     fn has_queues_for(&self, context: usize, more: u32) -> bool;
+    /// Whether a stream (an explicit handle) is to wait at once for its launch on some of the SMs (see
+    /// [`joins`](crate::joins)).
+    fn joins_at_once(&self, slot: usize, stream: usize) -> bool;
     /// Whether there may be memory that only one stream may use.
     fn is_memory_attached(&self) -> bool;
     /// What tells a stream (an explicit handle) from all others of the process.
@@ -203,6 +206,9 @@ impl Host for Absent {
     }
     fn has_queues_for(&self, _: usize, _: u32) -> bool {
         false
+    }
+    fn joins_at_once(&self, _: usize, _: usize) -> bool {
+        true
     }
     fn is_memory_attached(&self) -> bool {
         true

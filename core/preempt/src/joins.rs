@@ -8,7 +8,7 @@
 //! Must be called where no launch on some of the SMs is being made ([`Host::alone`](crate::host::Host::alone) sees to
 //! that): one that came between a join's two calls would be lost to it.
 
-use crate::cuda::{CuResult, STREAM_LEGACY, SUCCESS, driver};
+use crate::cuda::{STREAM_LEGACY, SUCCESS, driver};
 use crate::sm_limit;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -23,6 +23,8 @@ struct Open {
     context: AtomicUsize,
     /// It waits for the legacy stream, and that for it.
     is_blocking: AtomicBool,
+    /// Launches so far.
+    launches: AtomicU64,
 }
 
 static OPEN: [Open; STREAM_SLOTS] = [const {
@@ -31,6 +33,7 @@ static OPEN: [Open; STREAM_SLOTS] = [const {
         stream: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
         is_blocking: AtomicBool::new(false),
+        launches: AtomicU64::new(0),
     }
 }; STREAM_SLOTS];
 /// Slots with such launches: bits.
@@ -62,6 +65,7 @@ pub(crate) fn open(slot: usize, limited: usize, (stream, context): (usize, usize
     open.stream.store(stream, SeqCst);
     open.context.store(context, SeqCst);
     open.is_blocking.store(blocking, SeqCst);
+    open.launches.fetch_add(1, SeqCst);
     open.limited.store(limited, SeqCst);
     SLOTS.fetch_or(bit(slot), SeqCst);
 }
@@ -75,40 +79,53 @@ pub fn all() {
     of(SLOTS.load(SeqCst));
 }
 
-/// Those join that a launch of a slot's blocking stream comes behind, because they are blocking, too.
-pub(crate) fn blocking_but(slot: usize) {
-    let is_blocking = |at: &usize| OPEN[*at].is_blocking.load(SeqCst);
-    let blocking = (0..STREAM_SLOTS).filter(is_blocking).fold(0, |all, at| all | bit(at));
-    of(SLOTS.load(SeqCst) & blocking & !bit(slot));
+/// Those join that a launch of a slot's blocking stream comes behind: of the legacy stream all blocking ones of its
+/// context, of another one the legacy stream.
+pub(crate) fn before(slot: usize, stream: usize, context: usize) {
+    let is_before = |at: &usize| {
+        let open = &OPEN[*at];
+        let of_legacy = open.stream.load(SeqCst) == STREAM_LEGACY;
+        *at != slot
+            && open.context.load(SeqCst) == context
+            && open.is_blocking.load(SeqCst)
+            && (stream == STREAM_LEGACY || of_legacy)
+    };
+    let found = (0..STREAM_SLOTS).filter(is_before).fold(0, |all, at| all | bit(at));
+    of(SLOTS.load(SeqCst) & found);
 }
 
 fn of(slots: u64) {
     let mut left = slots;
     while left != 0 {
-        // In a context in error every call fails, the program's next one, too.
+        // One that the driver refuses is for whoever comes next. In a context in error every call fails.
         let _ = one(left.trailing_zeros() as usize);
         left &= left - 1;
     }
 }
 
-/// A slot's stream joins, if it has to.
-pub(crate) fn one(slot: usize) -> CuResult {
+/// A slot's stream joins, if it has to. False: the driver refused that.
+pub(crate) fn one(slot: usize) -> bool {
     let open = &OPEN[slot & 63];
+    let launches = open.launches.load(SeqCst);
     let limited = open.limited.load(SeqCst);
     if limited == 0 {
-        return SUCCESS;
+        return true;
     }
     let stream = open.stream.load(SeqCst);
     let wait = || sm_limit::wait_behind(stream, limited);
-    // The handle of the legacy stream means that of the current context.
+    // The handle of the legacy stream means that of the current context, and with none current the driver may refuse.
     let context = open.context.load(SeqCst);
-    let result = match stream {
-        STREAM_LEGACY if driver().current_context() != context => driver().within(context, wait),
-        _ => Some(wait()),
+    let result = match driver().current_context() == context {
+        true => Some(wait()),
+        false => driver().within(context, wait),
     };
-    // Not before: another thread that joins at the same time must not go on until the stream waits.
-    close(slot);
-    result.unwrap_or(SUCCESS)
+    let is_joined = result == Some(SUCCESS);
+    // Not before: another thread that joins at the same time must not go on until the stream waits. And not if a signal
+    // handler came here within a launch, which this is not behind.
+    if is_joined && open.launches.load(SeqCst) == launches {
+        close(slot);
+    }
+    is_joined
 }
 
 fn close(slot: usize) {

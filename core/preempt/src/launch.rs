@@ -78,8 +78,6 @@ pub struct PlannedLaunch<'a> {
     pub context: usize,
     /// It waits for the legacy stream, and that for it.
     pub is_blocking: bool,
-    /// Of a launch on some of the SMs: its stream is to wait for it at once (see [`joins`](crate::joins)).
-    pub joins_at_once: bool,
     pub kernel: u32,
     /// What another form of the launch is made from.
     pub target: Target,

@@ -284,10 +284,10 @@ pub fn launch(
     let limited = limited_stream(slot, priority, sms)?;
     let launch = d.launch_ex?;
     if planned.is_blocking {
-        joins::blocking_but(slot);
+        joins::before(slot, stream, planned.context);
     }
     let is_consecutive = joins::latest(slot, stream) == limited;
-    if !is_consecutive && (joins::one(slot) != SUCCESS || wait_behind(limited, stream) != SUCCESS) {
+    if !is_consecutive && (!joins::one(slot) || wait_behind(limited, stream) != SUCCESS) {
         return None;
     }
     let config = LaunchConfig {
@@ -310,12 +310,9 @@ pub fn launch(
         return None;
     }
     joins::open(slot, limited, home, planned.is_blocking);
-    if planned.joins_at_once {
-        let result = joins::one(slot);
-        if result != SUCCESS {
-            // The context is lost: what was launched is, too.
-            return Some(result);
-        }
+    // Asked here: a capture that begins joins what is open by then.
+    if host().joins_at_once(slot, stream) {
+        joins::one(slot);
     }
     if is_consecutive {
         planned.client.counters.sm_limited_consecutive.fetch_add(1, Relaxed);

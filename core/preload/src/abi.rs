@@ -1,7 +1,7 @@
 //! What the preloaded library and the shim give each other. Both compile this file; a hash of the
 //! entry points' names tells builds apart that do not belong together.
 
-use core::ffi::{CStr, c_char, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::AtomicU64;
 
 /// Rises with each change to this file; the start of the hash.
@@ -47,6 +47,8 @@ pub struct Entries {
     pub wrap: unsafe extern "C" fn(usize, usize) -> usize,
     /// Takes the place of `ioctl`.
     pub ioctl: *const (),
+    /// The program opens a library, with these arguments of `dlopen`.
+    pub opens: unsafe extern "C" fn(*const c_char, c_int),
 }
 
 // SAFETY: function pointers and pointers to constants.

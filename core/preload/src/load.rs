@@ -52,6 +52,12 @@ pub fn shim() -> Option<&'static Entries> {
     }
 }
 
+/// The shim, if it is loaded already.
+pub fn loaded() -> Option<&'static Entries> {
+    // SAFETY: null, or the shim's own constant; it is never unloaded.
+    unsafe { ENTRIES.load(Acquire).as_ref() }
+}
+
 #[cold]
 fn decide() -> Option<&'static Entries> {
     if variable(c"TALLY_SOCKET").is_none() && variable(c"TALLY_PRIORITY").is_none() {

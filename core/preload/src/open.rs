@@ -1,11 +1,11 @@
-//! `dlopen`, which only notes whether a library asked for `RTLD_DEEPBIND`: such a library finds the driver's
-//! functions, and the C library's `dlsym`, before those of this library.
+//! `dlopen`, which tells the shim, and notes whether a library asked for `RTLD_DEEPBIND`: such a library finds the
+//! driver's functions, and the C library's `dlsym`, before those of this library.
 //!
 //! The call then *jumps* to the real one with the caller's return address in place: the caller's search path
 //! and namespace apply.
 
 use crate::abi::DeepBind;
-use crate::objects;
+use crate::{load, objects};
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
@@ -31,7 +31,6 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
         "push rdi",
         "push rsi",
         "sub rsp, 8",
-        "mov edi, esi",
         "call {route}",
         "add rsp, 8",
         "pop rsi",
@@ -46,12 +45,16 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
 }
 
 /// What to jump to; 0 if there is nothing.
-unsafe extern "C" fn route(flags: c_int) -> usize {
+unsafe extern "C" fn route(file: *const c_char, flags: c_int) -> usize {
     if flags & DEEP != 0 && DEEP_BIND.objects.load(Relaxed) == 0 {
         let (objects, unloaded) = objects::counts();
         // Of threads that come here at once the first stores, before any of them goes on.
         let _ = DEEP_BIND.unloaded.compare_exchange(u64::MAX, unloaded, AcqRel, Relaxed);
         let _ = DEEP_BIND.objects.compare_exchange(0, objects + 1, AcqRel, Relaxed);
+    }
+    if let Some(shim) = load::loaded() {
+        // SAFETY: the caller's arguments.
+        unsafe { (shim.opens)(file, flags) };
     }
     real()
 }

@@ -5,7 +5,7 @@
 //! from captures what the shim puts into streams beside the program's own launches
 //! ([`linger`](crate::linger)); it is held over no call of the driver that may wait.
 
-use crate::{asking, state};
+use crate::{asking, quiesce, state};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_preempt::cuda::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
@@ -79,6 +79,8 @@ pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
         FAST_PATH_BLOCKERS.fetch_add(1, SeqCst);
     }
     asking::wait_out();
+    // A launch on some of the SMs that comes later joins at once.
+    quiesce::join();
     let result = real();
     if result == SUCCESS {
         let _guard = GUARD.lock();

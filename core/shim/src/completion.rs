@@ -15,7 +15,7 @@
 
 use crate::activity::{self, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{link, poller};
+use crate::{link, poller, quiesce};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU16;
 use std::sync::atomic::AtomicU64;
@@ -54,6 +54,8 @@ struct Marker {
     number: u32,
     /// When the launch call had returned, ns.
     issued_ns: u64,
+    /// [`quiesce::enqueued`] when it was recorded.
+    enqueued: u64,
     /// The launch's time is to be reported.
     is_sample: bool,
     /// When it happens is to be known exactly, for this launch's time or the next one's.
@@ -70,10 +72,13 @@ struct Track {
     last: Option<(u32, u64, u64)>,
     /// When the oldest event was last found not to have happened, ns.
     looked_ns: u64,
+    /// [`Marker::enqueued`] of the last event that happened.
+    done: u64,
 }
 
 impl Track {
-    const NEW: Track = Track { markers: VecDeque::new(), unmarked: 0, last: None, looked_ns: 0 };
+    const NEW: Track =
+        Track { markers: VecDeque::new(), unmarked: 0, last: None, looked_ns: 0, done: 0 };
 
     /// What a launch that is now seen done took, if that is known well enough.
     fn took(&self, marker: &Marker, seen_ns: u64) -> Option<u64> {
@@ -259,7 +264,17 @@ fn marker(
         return None;
     }
     let id = NEXT_ID.fetch_add(1, Relaxed);
-    Some(Marker { id, event, context, number, issued_ns, is_sample, is_watched: is_sample })
+    let enqueued = quiesce::enqueued();
+    Some(Marker {
+        id,
+        event,
+        context,
+        number,
+        issued_ns,
+        enqueued,
+        is_sample,
+        is_watched: is_sample,
+    })
 }
 
 fn event(context: usize) -> Option<usize> {
@@ -319,6 +334,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
             let took_ns = track.took(&marker, now);
             track.last = Some((marker.number, now, off_ns));
             track.looked_ns = now;
+            track.done = marker.enqueued;
             report(client, index, marker.number, took_ns);
             give_back(marker.context, marker.event);
             Some(marker.number)
@@ -397,9 +413,10 @@ pub fn seen_done(client: &ClientRegion, index: usize, number: u32) {
     sm_limit::ended(index, number);
     TRACKS[index & 63].with(|track| {
         report(client, index, number, None);
-        let Track { markers, last, unmarked, .. } = track;
+        let Track { markers, last, unmarked, done, .. } = track;
         while markers.front().is_some_and(|m| ring::is_done(number, m.number)) {
             if let Some(marker) = markers.pop_front() {
+                *done = marker.enqueued;
                 give_back(marker.context, marker.event);
             }
         }
@@ -413,6 +430,12 @@ pub fn seen_done(client: &ClientRegion, index: usize, number: u32) {
 /// Launches of a slot that may be unfinished, as far as its events tell; at most so many are told apart.
 pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
     slot.word.snapshot().sequence().wrapping_sub(client.completions[index & 63].done.load(Acquire))
+}
+
+/// Calls of all threads since the last event of a slot's that happened: so many at most have put something into its
+/// stream that may still be there.
+pub fn enqueued_since_done(index: usize) -> u64 {
+    quiesce::enqueued().saturating_sub(TRACKS[index & 63].with(|track| track.done))
 }
 
 /// Keep `done` within 2^31 of the next launch's number, because they are compared with wrap-around. The caller holds
@@ -435,6 +458,7 @@ pub fn begin(client: &ClientRegion, index: usize, number: u32) {
     TRACKS[index & 63].with(|track| {
         debug_assert!(track.markers.is_empty());
         (track.unmarked, track.last) = (0, Some((number, now_ns(), u64::MAX)));
+        track.done = quiesce::enqueued();
         client.completions[index & 63].done.store(number, SeqCst);
     });
 }

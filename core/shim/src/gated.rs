@@ -20,7 +20,7 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{bypass, capture, link, quiesce, tools, units};
+use crate::{link, quiesce, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, C
 use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
-use tally_preempt::cuda::{CuResult, STREAM_PER_THREAD, driver};
+use tally_preempt::cuda::{CuResult, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
 use tally_preempt::{prepare, settings};
 
@@ -144,11 +144,6 @@ impl Gated<'_> {
             stream,
             context: self.slot.context.load(Relaxed),
             is_blocking: self.slot.non_blocking.load(Relaxed) == 0,
-            // Only its own thread can have its own default stream wait. A capture may forbid others to have a stream
-            // wait, and calls that the shim does not see would find it idle.
-            joins_at_once: stream == STREAM_PER_THREAD
-                || capture::is_active()
-                || bypass::is_found(),
             kernel: shape.kernel,
             target,
             ticket,

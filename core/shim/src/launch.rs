@@ -147,7 +147,12 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     let client = match state::client() {
         Some(client) if !state::is_inside() => client,
-        _ => return (call.real)(),
+        Some(_) => {
+            // A signal handler's, perhaps within a launch on some of the SMs.
+            quiesce::join_now();
+            return (call.real)();
+        }
+        None => return (call.real)(),
     };
     if capture::is_active() && capture::is_capturing(slots::explicit(call.stream, call.per_thread))
     {
@@ -411,7 +416,7 @@ pub unsafe fn cooperative_multi(
 ) -> CuResult {
     state::count(|c| &c.by_entry_point.cooperative);
     // SAFETY: the caller's arguments.
-    unsafe { real(list, count, flags) }
+    quiesce::while_open(|| unsafe { real(list, count, flags) })
 }
 
 fn legacy_shape(f: Ptr, width: c_int, height: c_int) -> Shape {

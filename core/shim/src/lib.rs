@@ -69,6 +69,7 @@ pub mod names;
 pub mod news;
 pub mod nvtx;
 pub mod objects;
+pub mod opens;
 pub mod poller;
 pub mod preempt;
 pub mod quiesce;

@@ -179,7 +179,6 @@ fn capture_begins(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult
     if state::mode() == state::MODE_OFF {
         return real();
     }
-    quiesce::join();
     capture::begin(slots::explicit(stream, per_thread), real)
 }
 

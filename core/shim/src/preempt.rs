@@ -1,14 +1,20 @@
 //! What transformed launches, `tally-preempt`, need of the shim.
 
 use crate::{
-    apart, bypass, capture, exit, images, link, log, names, quiesce, slots, state, streams, threads,
+    apart, bypass, capture, completion, exit, images, link, log, names, opens, quiesce, slots,
+    state, streams, threads,
 };
 use std::fmt::Arguments;
 use std::sync::Arc;
 use std::time::Duration;
 use tally_ipc::ClientRegion;
+use tally_preempt::cuda::STREAM_PER_THREAD;
 use tally_preempt::host::{Core, Host};
 use tally_rewriter::TransformRefusal;
+
+/// Calls of which some may have put something into a stream that another thread can still have wait at once: a stream
+/// holds about a thousand operations.
+const JOIN_ROOM: u64 = 128;
 
 pub struct Shim;
 
@@ -110,6 +116,16 @@ impl Host for Shim {
     fn has_queues_for(&self, context: usize, more: u32) -> bool {
         streams::has_queues_for(more)
             && streams::has_queues_for(more + streams::used_without_slot(context))
+    }
+
+    fn joins_at_once(&self, slot: usize, stream: usize) -> bool {
+        // Only its own thread can have its own default stream wait, and a capture may forbid others to have one wait.
+        // Calls that the shim does not see would find the stream idle. And who joins must find room in it.
+        stream == STREAM_PER_THREAD
+            || capture::is_active()
+            || opens::has_streams_elsewhere()
+            || bypass::is_found()
+            || completion::enqueued_since_done(slot) > JOIN_ROOM
     }
 
     fn is_memory_attached(&self) -> bool {

@@ -53,6 +53,10 @@ const ISSUES: usize = 1;
 const JOINS: usize = 2;
 /// Calls under way that put work into streams.
 static ENTERED: AtomicU32 = AtomicU32::new(0);
+/// See [`enqueued`].
+static ENQUEUED: AtomicU64 = AtomicU64::new(0);
+/// What a call counts that may put very much into a stream.
+const BATCH: u64 = 1_024;
 /// Calls of [`ENTERED`] that wait for [`ISSUER`], and are not in the driver.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 /// Threads that wait until they may enter the driver.
@@ -161,7 +165,12 @@ fn alone_within<T>(
             break None;
         }
         if is_alone(counted) {
-            break issue();
+            let result = issue();
+            // Before the fast path opens: it does not join.
+            if joins::are_open() {
+                capture::close_fast_path(JOINS, true);
+            }
+            break result;
         }
         if start.elapsed() >= leave_max {
             break None;
@@ -194,7 +203,7 @@ pub fn while_open(call: impl FnOnce() -> CuResult) -> CuResult {
 pub fn join_now() {
     if joins::are_open() {
         joins::all();
-        capture::close_fast_path(JOINS, false);
+        capture::close_fast_path(JOINS, joins::are_open());
     }
 }
 
@@ -222,12 +231,15 @@ pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
             give_up();
         }
     }
+    ENQUEUED.fetch_add(1, SeqCst);
     let result = call();
-    if joins::are_open() {
-        capture::close_fast_path(JOINS, true);
-    }
     ENTERED.fetch_sub(1, SeqCst);
     result
+}
+
+/// Calls so far that may have put something into a stream.
+pub fn enqueued() -> u64 {
+    ENQUEUED.load(SeqCst)
 }
 
 /// Run a call in which the driver may wait for all that runs and keep launches waiting meanwhile.
@@ -445,6 +457,7 @@ pub unsafe fn enqueues_batch(
     h: usize,
     i: usize,
 ) -> CuResult {
+    ENQUEUED.fetch_add(BATCH, SeqCst);
     streams::put(per_thread, &[a, b, c, d, e, f, g, h, i]);
     // SAFETY: the caller's arguments.
     while_open(|| unsafe { real(a, b, c, d, e, f, g, h, i) })

@@ -2,13 +2,17 @@
 
 use crate::entry_points::{DIRECT, ENTRY_POINTS};
 use crate::host::abi::{self, Entries, Host};
-use crate::{host, preempt, resolve, table, timeslice};
+use crate::{host, opens, preempt, resolve, table, timeslice};
 use std::ffi::{c_char, c_void};
 use std::ptr::null;
 
 /// What the preloaded library is given.
-static ENTRIES: Entries =
-    Entries { direct: DIRECT.0.as_ptr(), wrap, ioctl: timeslice::ioctl as *const () };
+static ENTRIES: Entries = Entries {
+    direct: DIRECT.0.as_ptr(),
+    wrap,
+    ioctl: timeslice::ioctl as *const (),
+    opens: opens::opens,
+};
 
 /// Makes the table of functions, the driver's functions and what transforms launches known to who needs them. More than
 /// once does no harm.

@@ -9,7 +9,7 @@
 //! is not noticed: CUPTI is initialised in the driver, and says nobody what it is asked for. Its results are right all
 //! the same (step `exact` of the GPU suite, *kernels one at a time*).
 
-use crate::{bypass, objects, resolve, state, streams};
+use crate::{bypass, objects, opens, resolve, state, streams};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
@@ -38,6 +38,7 @@ static DEBUGGER_FLAG: AtomicUsize = AtomicUsize::new(0);
 /// A core took this client on: look around.
 pub fn look() {
     bypass::look();
+    opens::look();
     // Finds the flag, for which a launch must not wait.
     is_debugger_attached();
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|v| !v.is_empty());

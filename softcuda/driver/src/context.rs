@@ -1,6 +1,7 @@
 //! Contexts: who owns what, the order between streams, and the error that
 //! sticks.
 
+use crate::config;
 use crate::driver::{Driver, driver};
 use crate::error::{CuError, CuResult};
 use crate::green::Green;
@@ -276,6 +277,11 @@ pub(crate) fn current_any() -> CuResult<Arc<Context>> {
 pub(crate) fn current_entry() -> CuResult<Current> {
     driver()?;
     with_stack(|stack| stack.last().cloned())?.ok_or(CuError::INVALID_CONTEXT)
+}
+
+/// With `TALLY_SOFTCUDA_STRICT=1` fails without a current context, where a GPU's driver may.
+pub(crate) fn needs_context_if_strict() -> CuResult<()> {
+    if config::is_strict() { current_entry().map(|_| ()) } else { Ok(()) }
 }
 
 /// The green context that is current, if one is.

@@ -11,7 +11,7 @@
 //! | `TALLY_SOFTCUDA_SMS` | SMs | CPUs of the machine |
 //! | `TALLY_SOFTCUDA_MEMORY_MIB` | device memory, all processes together | 1024 |
 //! | `TALLY_SOFTCUDA_ARENA_MIB` | address space reserved for it, per process | 16384 |
-//! | `TALLY_SOFTCUDA_STRICT` | `1`: a handle that is gone ends the process | off |
+//! | `TALLY_SOFTCUDA_STRICT` | `1`: a handle that is gone ends the process, and events are not recorded or waited for without a current context | off |
 //! | `TALLY_SOFTCUDA_INIT_MS` | how much longer `cuInit` takes, ms | 0 |
 //! | `TALLY_SOFTCUDA_LOAD_MS` | how much longer loading a module takes, ms | 0 |
 //! | `TALLY_SOFTCUDA_QUEUE_DEPTH` | entries that a hardware queue holds | 1020 |

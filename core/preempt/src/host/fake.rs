@@ -87,6 +87,9 @@ impl Host for Fake {
     fn has_queues_for(&self, _: usize, _: u32) -> bool {
         false
     }
+    fn joins_at_once(&self, _: usize, _: usize) -> bool {
+        true
+    }
     fn is_memory_attached(&self) -> bool {
         true
     }

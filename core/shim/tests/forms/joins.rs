@@ -1,11 +1,11 @@
 //! Streams wait for their launches on some of the SMs as soon as anything could tell, and no sooner.
 
-use crate::both;
 use crate::bounds::{crowd, limiting};
 use crate::forms::until_limited;
 use crate::governor::Governor;
 use crate::graphs::{self, recorded};
 use crate::program::{Device, ask, ok, wait_for};
+use crate::{both, both_under};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -155,7 +155,7 @@ const LOOKS: [Look; 8] = [
 
 /// Launch `held` until it is limited; then each round as often as it takes for its second launch to have followed the
 /// first one directly.
-fn rounds(core: &mut Governor, rounds: usize) {
+fn go_round(core: &mut Governor, rounds: usize) {
     core.warm_up("held");
     until_limited(core, "limited?");
     core.policy(|request, name| match request.flags & CAN_LIMIT {
@@ -178,6 +178,10 @@ fn rounds(core: &mut Governor, rounds: usize) {
             assert!(tries < 1_000, "round {round}: launches do not follow one another");
         }
     }
+}
+
+fn rounds(core: &mut Governor, rounds: usize) {
+    go_round(core, rounds);
     core.ends(0);
     assert_eq!(core.counters().failed.load(SeqCst), 0);
 }
@@ -327,5 +331,80 @@ fn other_streams_do_not_wait_for_launches_on_some_of_the_sms() {
             });
         },
         |core| rounds(core, 1),
+    );
+}
+
+/// By a thread for which no context is current, too, although the driver may refuse it to record events then.
+#[test]
+fn a_thread_without_a_context_has_streams_wait_as_well() {
+    both_under(
+        a_thread_without_a_context_has_streams_wait_as_well,
+        &[("TALLY_SOFTCUDA_STRICT", "1")],
+        &limiting(),
+        |device| {
+            let held = begin(device);
+            let (stream, cuda) = (held.device.stream(1), held.device.cuda);
+            let (others, word) = (held.other as usize, held.device.words());
+            until_it_counts(|| {
+                held.both_are_seen(stream, &|held, stream| {
+                    word[0].store(0, SeqCst);
+                    let address = word.as_ptr() as u64;
+                    let writes = move || {
+                        // SAFETY: pinned memory and a stream of ours.
+                        ok(unsafe { (cuda.cuStreamWriteValue32_v2)(others as Ptr, address, 1, 0) });
+                    };
+                    std::thread::spawn(writes).join().unwrap();
+                    wait_for(&word[0], 1);
+                    // SAFETY: a stream of ours.
+                    assert_eq!(unsafe { (cuda.cuStreamQuery)(stream) }, NOT_READY);
+                    held.copy(stream);
+                    stream
+                });
+            });
+        },
+        |core| rounds(core, 1),
+    );
+}
+
+/// While so much may be in a stream that another thread could not have it wait at once, it waits at once itself.
+#[test]
+fn streams_that_may_be_full_wait_at_once() {
+    both(
+        streams_that_may_be_full_wait_at_once,
+        &limiting(),
+        |device| {
+            let held = begin(device);
+            let (stream, word) = (held.device.stream(1), held.device.words());
+            until_it_counts(|| {
+                held.both_are_seen(stream, &|held, stream| {
+                    held.copy(stream);
+                    stream
+                });
+            });
+            assert_eq!(ask("full?"), "on");
+            held.device.set(held.count, 0, 1);
+            held.word.store(1, SeqCst);
+            word[0].store(0, SeqCst);
+            // SAFETY: pinned memory and a stream of ours. 0: greater or equal.
+            ok(unsafe {
+                (held.device.cuda.cuStreamWaitValue32_v2)(stream, word.as_ptr() as u64, 1, 0)
+            });
+            (0..200).for_each(|_| held.copy(stream));
+            (0..4).for_each(|_| held.launch(stream));
+            word[0].store(1, SeqCst);
+            held.device.sync(stream);
+            assert_eq!(held.device.read(held.count, 1), [4 * held.blocks]);
+            assert_eq!(ask("none followed?"), "right");
+        },
+        |core| {
+            go_round(core, 1);
+            core.expect("full?");
+            let c = |core: &Governor| core.counters().sm_limited_consecutive.load(SeqCst);
+            let before = c(core);
+            core.say("on");
+            core.expect("none followed?");
+            core.say(if c(core) == before { "right" } else { "wrong" });
+            core.ends(0);
+        },
     );
 }

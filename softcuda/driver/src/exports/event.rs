@@ -1,5 +1,5 @@
 use crate::capture;
-use crate::context::current;
+use crate::context::{current, needs_context_if_strict};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::event::{Event, Last, Record};
@@ -12,6 +12,7 @@ use std::sync::Arc;
 const EXTERNAL: u32 = 1;
 
 fn record(event: usize, stream: usize, flags: u32, null: NullStream) -> CuResult {
+    needs_context_if_strict()?;
     let stream = resolve(stream, null)?;
     let event = driver()?.events.get(event)?;
     if flags > EXTERNAL {

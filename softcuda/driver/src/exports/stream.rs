@@ -2,7 +2,7 @@
 
 use crate::capture;
 use crate::config::PRIORITY_RANGE;
-use crate::context::{current, current_green};
+use crate::context::{current, current_green, needs_context_if_strict};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::event::Last;
@@ -91,6 +91,7 @@ exports_per_thread! {
     }
 
     fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz |null| (stream: usize, event: usize, flags: u32) {
+        needs_context_if_strict()?;
         let stream = resolve(stream, null)?;
         let event = driver()?.events.get(event)?;
         // CU_EVENT_WAIT_EXTERNAL makes a node of it.
