@@ -147,6 +147,12 @@ pub struct Floors {
 }
 
 impl Floors {
+    /// Whether [`Floors::due`] has anything to do for a launch: not if no client has a floor.
+    #[inline]
+    pub fn concern(&self, launch: &Launch) -> bool {
+        launch.has_min_share() || self.changed || !self.all.is_empty()
+    }
+
     /// Whether a launch goes for the sake of its client's floor; `None` without one. Costs a call into the core if it has
     /// one.
     pub fn due(&mut self, launch: &Launch) -> Option<Due> {

@@ -6,7 +6,7 @@
 //! estimates: of the form in use by itself, of the others by trying them now and then
 //! (`explore_permille` bounds how often). Pure: everything comes in as arguments.
 
-use super::candidates::{Candidate, candidates};
+use super::candidates::{Candidate, Candidates};
 use super::choose::choose;
 use crate::Settings;
 use tally_sdk::grid::scaled;
@@ -71,10 +71,11 @@ impl Entry {
         true
     }
 
-    /// Choose anew from what the core measured, and say what is worth trying.
+    /// Choose anew among the launch's candidates from what the core measured, and say what is worth trying.
     pub fn review(
         &mut self,
         launch: &Launch,
+        mut all: Candidates,
         profile: Option<&KernelProfile>,
         settings: &Settings,
     ) {
@@ -84,7 +85,6 @@ impl Entry {
         if is_periodic {
             self.allow_more_tries(profile, settings);
         }
-        let mut all = candidates(launch, settings);
         if all.len() > 1 {
             for at in 0..all.len() {
                 all[at] = self.measured(all[at], profile, &all, settings);
@@ -178,7 +178,7 @@ impl Entry {
 
     /// The first form that would be chosen if it were as fast as the whole kernel, and
     /// is not measured enough to know that it is not.
-    fn worth_trying(&self, all: &[Candidate], settings: &Settings) -> Option<Decision> {
+    fn worth_trying(&self, all: &Candidates, settings: &Settings) -> Option<Decision> {
         let whole = all[0];
         // A form that is faster than the kernel itself: the kernel has changed since it
         // was last run whole, and all is compared to that.
@@ -190,7 +190,7 @@ impl Entry {
             return Some(WHOLE);
         }
         let would_win = |&at: &usize| {
-            let mut hoped = all.to_vec();
+            let mut hoped = *all;
             hoped[at].time_ns = whole.time_ns;
             if let Decision::Sliced(_) = hoped[at].form {
                 hoped[at].turnaround_ns = slice_ns(&hoped[at]);

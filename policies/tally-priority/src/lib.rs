@@ -106,6 +106,9 @@ impl Policy for Priority {
         if launch.is_high() {
             return Decision::Run(0).into();
         }
+        if !self.floors.concern(launch) {
+            return self.decide_by(launch, false);
+        }
         let due = self.floors.due(launch);
         if self.floors.take_changed() {
             self.set_terms();
@@ -132,11 +135,15 @@ impl Priority {
         if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
-        if !is_due && let Some(hold) = self.rounds.hold(launch) {
+        let is_shared = self.rounds.is_shared();
+        if !is_due
+            && is_shared
+            && let Some(hold) = self.rounds.hold(launch)
+        {
             return hold.because(Reason::NotItsTurn);
         }
         if is_alone {
-            let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+            let lease = if is_shared { 0 } else { self.settings.lease_launches };
             return Decision::Run(lease).because(Reason::Alone);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);
