@@ -13,7 +13,7 @@
 //! else:                                                      looked at again when it will be due
 //! ```
 
-use crate::saved::{line, numbers};
+use crate::saved::{numbers, put_line};
 use tally_sdk::{ClientId, ClientState, Decision, Launch, NEVER, host};
 
 /// Floors that are kept; further clients have none until others leave.
@@ -261,8 +261,11 @@ impl Floors {
         if self.all.is_empty() {
             return String::new();
         }
-        let floor = |floor: &Floor| {
-            line(
+        let mut lines = String::new();
+        put_line(&mut lines, TIMER, [self.timer_ns]);
+        for floor in &self.all {
+            put_line(
+                &mut lines,
                 FLOOR,
                 [
                     floor.id.into(),
@@ -276,9 +279,9 @@ impl Floors {
                     floor.in_flight.into(),
                     floor.again_ns,
                 ],
-            )
-        };
-        line(TIMER, [self.timer_ns]) + &self.all.iter().map(floor).collect::<String>()
+            );
+        }
+        lines
     }
 
     /// What such lines say, among others.
