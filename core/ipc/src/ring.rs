@@ -211,6 +211,12 @@ pub enum Polled {
     Abandoned,
 }
 
+/// Core: whether [`poll`] finds anything at `ticket`.
+#[inline]
+pub fn has_come(client: &ClientRegion, ticket: u64) -> bool {
+    steps::poll(&client.submissions[slot(ticket)].sequence) > ticket
+}
+
 /// Core: the request at `ticket`. Values are bounded here: what comes back is
 /// safe to index with.
 pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
@@ -273,4 +279,31 @@ pub fn decide(core: &CoreRegion, ticket: u64, answer: Answer) {
 /// of one stream are in flight.
 pub fn is_done(word: u32, completion: u32) -> bool {
     word.wrapping_sub(completion) as i32 >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn something_has_come_exactly_if_it_can_be_polled() {
+        let (_fd, client) = crate::map::create_client().unwrap();
+        let request = Request {
+            kernel: 0,
+            flags: 0,
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+            stream: 0,
+            completion: 1,
+        };
+        // Not published yet, published, and taken by a later ticket.
+        let finds = |ticket| (has_come(&client, ticket), poll(&client, ticket));
+        assert_eq!(finds(0), (false, Polled::Empty));
+        publish(&client, 0, &request);
+        assert_eq!(finds(0), (true, Polled::Request(request)));
+        publish(&client, RING_SLOTS as u64, &request);
+        assert_eq!(finds(0), (true, Polled::Abandoned));
+        assert_eq!(finds(2 * RING_SLOTS as u64), (false, Polled::Empty));
+    }
 }

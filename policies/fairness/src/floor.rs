@@ -13,7 +13,7 @@
 //! else:                                                      looked at again when it will be due
 //! ```
 
-use crate::saved::{line, numbers};
+use crate::saved::{numbers, put_line};
 use tally_sdk::{ClientId, ClientState, Decision, Launch, NEVER, host};
 
 /// Floors that are kept; further clients have none until others leave.
@@ -147,6 +147,12 @@ pub struct Floors {
 }
 
 impl Floors {
+    /// Whether [`Floors::due`] has anything to do for a launch: not if no client has a floor.
+    #[inline]
+    pub fn concern(&self, launch: &Launch) -> bool {
+        launch.has_min_share() || self.changed || !self.all.is_empty()
+    }
+
     /// Whether a launch goes for the sake of its client's floor; `None` without one. Costs a call into the core if it has
     /// one.
     pub fn due(&mut self, launch: &Launch) -> Option<Due> {
@@ -255,8 +261,11 @@ impl Floors {
         if self.all.is_empty() {
             return String::new();
         }
-        let floor = |floor: &Floor| {
-            line(
+        let mut lines = String::new();
+        put_line(&mut lines, TIMER, [self.timer_ns]);
+        for floor in &self.all {
+            put_line(
+                &mut lines,
                 FLOOR,
                 [
                     floor.id.into(),
@@ -270,9 +279,9 @@ impl Floors {
                     floor.in_flight.into(),
                     floor.again_ns,
                 ],
-            )
-        };
-        line(TIMER, [self.timer_ns]) + &self.all.iter().map(floor).collect::<String>()
+            );
+        }
+        lines
     }
 
     /// What such lines say, among others.

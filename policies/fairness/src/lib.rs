@@ -30,6 +30,7 @@ mod floor;
 mod saved;
 
 pub use floor::{Due, Floors};
+pub use saved::SavedRounds;
 
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 

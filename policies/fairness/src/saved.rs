@@ -6,6 +6,27 @@ use tally_sdk::{Client, ClientId};
 /// First words of the lines.
 const ROUND: &str = "round";
 const MEMBER: &str = "member";
+/// Most lines are shorter.
+const LINE_BYTES: usize = 128;
+/// Of the largest number.
+const DIGITS_MAX: usize = 20;
+
+/// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.
+#[derive(Clone, Debug, Default)]
+pub struct SavedRounds {
+    round: Option<[u64; 8]>,
+    members: Vec<Member>,
+}
+
+impl SavedRounds {
+    /// From such lines, among others.
+    pub fn read(lines: &str) -> Self {
+        SavedRounds {
+            round: lines.lines().find_map(|line| numbers(line, ROUND)),
+            members: lines.lines().filter_map(Member::read).take(super::MEMBERS_MAX).collect(),
+        }
+    }
+}
 
 impl Rounds {
     /// A line for the round and one for each client, all of them numbers.
@@ -23,18 +44,17 @@ impl Rounds {
             self.is_patient.into(),
             self.seen_ns,
         ];
-        let mut lines = line(ROUND, round);
-        for member in &self.members {
-            lines += &member.saved();
-        }
+        let mut lines = String::with_capacity(LINE_BYTES * (1 + self.members.len()));
+        put_line(&mut lines, ROUND, round);
+        self.members.iter().for_each(|member| member.save(&mut lines));
         lines
     }
 
-    /// Go on from such lines, among others, as soon as their clients join: of the same turn and sharing mode only.
+    /// Go on from there as soon as the clients join: of the same turn and sharing mode only.
     #[must_use]
-    pub fn after(mut self, lines: &str) -> Self {
-        let round = lines.lines().find_map(|line| numbers(line, ROUND));
-        let Some([turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen]) = round
+    pub fn after(mut self, saved: SavedRounds) -> Self {
+        let Some([turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen]) =
+            saved.round
         else {
             return self;
         };
@@ -45,7 +65,7 @@ impl Rounds {
         (self.left_ns, self.drain_ns, self.seen_ns) = (left, drain, seen);
         (self.patience_ns, self.is_patient) =
             (patience.min(super::PATIENCE_NS_MAX), is_patient > 0);
-        self.known = lines.lines().filter_map(Member::read).take(super::MEMBERS_MAX).collect();
+        self.known = saved.members;
         self
     }
 }
@@ -57,9 +77,10 @@ impl Member {
         Member { weight: client.weight.max(1).into(), ..known.unwrap_or(Member::none(client.id)) }
     }
 
-    fn saved(&self) -> String {
+    fn save(&self, lines: &mut String) {
         let used = self.used.unwrap_or(Used { charged_ns: 0, in_flight_ns: 0 });
-        line(
+        put_line(
+            lines,
             MEMBER,
             [
                 self.id.into(),
@@ -92,9 +113,27 @@ impl Member {
     }
 }
 
-pub(crate) fn line<const N: usize>(word: &str, numbers: [u64; N]) -> String {
-    let numbers = numbers.map(|number| format!(" {number}"));
-    format!("{word}{}\n", numbers.concat())
+/// Appends a line. Decisions wait while it is written, and formatting each number would take several times as long.
+pub(crate) fn put_line<const N: usize>(lines: &mut String, word: &str, numbers: [u64; N]) {
+    lines.push_str(word);
+    for number in numbers {
+        lines.push(' ');
+        put_number(lines, number);
+    }
+    lines.push('\n');
+}
+
+fn put_number(lines: &mut String, mut number: u64) {
+    let mut digits = [b'0'; DIGITS_MAX];
+    let mut first = DIGITS_MAX - 1;
+    while number >= 10 {
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        first -= 1;
+    }
+    digits[first] = b'0' + number as u8;
+    // Digits are ASCII.
+    lines.push_str(std::str::from_utf8(&digits[first..]).unwrap_or_default());
 }
 
 pub(crate) fn numbers<const N: usize>(line: &str, word: &str) -> Option<[u64; N]> {

@@ -449,7 +449,7 @@ proptest! {
         all.extend(programs);
         let mut old = after(new(), &all, at_ns);
         let mut bench = old.clone();
-        bench.rounds = new().after(&old.rounds.saved());
+        bench.rounds = new().after(SavedRounds::read(&old.rounds.saved()));
         bench.programs.iter().zip(0..).for_each(|(program, id)| {
             bench.rounds.joined(&Client { weight: program.weight, ..client(id, BestEffort) });
         });

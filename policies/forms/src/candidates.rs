@@ -6,6 +6,7 @@
 //! estimates by what the core measured; [`super::choose`] picks.
 
 use crate::Settings;
+use std::ops::{Deref, DerefMut};
 use tally_sdk::grid::{scaled, step_down};
 use tally_sdk::{Decision, Launch};
 
@@ -40,11 +41,49 @@ impl Candidate {
     }
 }
 
+/// Whole, preemptible, three sizes of slices, and on some of the SMs. The core tells 16 forms of a kernel apart.
+const CANDIDATES_MAX: usize = 6;
+
+/// The candidates of one launch, whole first. On the stack: decisions wait for whatever allocates.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidates {
+    all: [Candidate; CANDIDATES_MAX],
+    count: usize,
+}
+
+impl Candidates {
+    fn of(whole: Candidate) -> Self {
+        Candidates { all: [whole; CANDIDATES_MAX], count: 1 }
+    }
+
+    /// One more than there may be is left out.
+    fn push(&mut self, candidate: Candidate) {
+        if let Some(place) = self.all.get_mut(self.count) {
+            *place = candidate;
+            self.count += 1;
+        }
+    }
+}
+
+impl Deref for Candidates {
+    type Target = [Candidate];
+
+    fn deref(&self) -> &[Candidate] {
+        &self.all[..self.count]
+    }
+}
+
+impl DerefMut for Candidates {
+    fn deref_mut(&mut self) -> &mut [Candidate] {
+        &mut self.all[..self.count]
+    }
+}
+
 /// What can be done with a launch: whole, then preemptible, then at most three sizes of slices from large
-/// to small, then on some of the SMs. The core tells 16 forms of a kernel apart.
-pub fn candidates(launch: &Launch, settings: &Settings) -> Vec<Candidate> {
+/// to small, then on some of the SMs.
+pub fn candidates(launch: &Launch, settings: &Settings) -> Candidates {
     let whole_ns = launch.predicted_ns;
-    let mut all = vec![Candidate::estimated(Decision::Run(0), whole_ns, whole_ns)];
+    let mut all = Candidates::of(Candidate::estimated(Decision::Run(0), whole_ns, whole_ns));
     if launch.has_boundaries() {
         if launch.can_preempt() {
             all.push(preemptible(launch));
@@ -77,7 +116,7 @@ fn preemptible(launch: &Launch) -> Candidate {
 
 /// The two largest sizes whose slices should stay within the bound; if none does, the
 /// three smallest that still give every SM a block (smaller ones take as long).
-fn slices(launch: &Launch, bound_ns: u64, all: &mut Vec<Candidate>) {
+fn slices(launch: &Launch, bound_ns: u64, all: &mut Candidates) {
     let sms = u64::from(launch.sms());
     for per_sm in slice_sizes(launch, bound_ns) {
         let blocks = launch.slice_blocks(per_sm.saturating_mul(sms));

@@ -4,7 +4,7 @@
 //! Usual paths first: a launch predicted to be within the bound runs whole without a
 //! look at anything; a long kernel that is known runs in its chosen form. Only a new
 //! kernel, one whose offers changed, one due for review, or a try asks the core for
-//! the kernel's profile, which costs a call and allocates.
+//! the kernel's profile, which costs a call, and allocates if there is one.
 
 pub mod candidates;
 pub mod choose;
@@ -36,7 +36,7 @@ const TRIES_SAVED_MAX: u32 = 8;
 /// Of what is saved, whichever policy saves it.
 pub const FORMAT: &str = "tally-forms";
 /// Rises when what is saved changes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Why a form was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,11 +169,11 @@ impl Forms {
     /// Choose anew from what the core measured.
     fn review(&mut self, launch: &Launch, settings: &Settings) {
         // Without another form there is nothing to compare.
-        let has_choice = candidates(launch, settings).len() > 1;
-        let profile = has_choice.then(|| host::kernel_profile(launch.kernel)).flatten();
+        let all = candidates(launch, settings);
+        let profile = (all.len() > 1).then(|| host::kernel_profile(launch.kernel)).flatten();
         let mut tell = false;
         self.update(launch.kernel, |entry| {
-            entry.review(launch, profile.as_ref(), settings);
+            entry.review(launch, all, profile.as_ref(), settings);
             tell = entry.is_long_whole && !entry.is_told;
             entry.is_told |= tell;
         });

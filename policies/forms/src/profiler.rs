@@ -6,9 +6,10 @@
 //! estimates: of the form in use by itself, of the others by trying them now and then
 //! (`explore_permille` bounds how often). Pure: everything comes in as arguments.
 
-use super::candidates::{Candidate, candidates};
+use super::candidates::{Candidate, Candidates};
 use super::choose::choose;
 use crate::Settings;
+use tally_sdk::codec::{Field, Reader, Writer};
 use tally_sdk::grid::scaled;
 use tally_sdk::{ClientId, Decision, FormsOffered, KernelProfile, Launch};
 
@@ -31,6 +32,27 @@ const WHOLE: Decision = Decision::Run(0);
 struct Tried {
     form: Decision,
     tries: u32,
+}
+
+/// Saved up to the last that is used: most kernels have two or three, and decisions wait while all are written down.
+#[derive(Clone, Copy, Debug, Default)]
+struct AllTried([Tried; TRIED]);
+
+impl Field for AllTried {
+    fn put(&self, out: &mut Writer) {
+        let used = self.0.iter().rposition(|t| t.tries > 0).map_or(0, |last| last + 1);
+        out.number(used as u64);
+        self.0[..used].iter().for_each(|tried| out.put(tried));
+    }
+
+    fn get(from: &mut Reader) -> Result<Self, String> {
+        let (count, mut all) = (from.number()?, AllTried::default());
+        let used = usize::try_from(count).ok().and_then(|count| all.0.get_mut(..count));
+        for tried in used.ok_or_else(|| format!("{count} forms of a kernel, of {TRIED} at most"))? {
+            *tried = from.get()?;
+        }
+        Ok(all)
+    }
 }
 
 /// What is kept of one kernel. By default nothing is known of it.
@@ -57,7 +79,7 @@ pub struct Entry {
     is_settled: bool,
     /// Launches run whole since it was last due, to see whether its time has changed.
     whole_tries: u32,
-    tried: [Tried; TRIED],
+    tried: AllTried,
 }
 
 impl Entry {
@@ -71,10 +93,11 @@ impl Entry {
         true
     }
 
-    /// Choose anew from what the core measured, and say what is worth trying.
+    /// Choose anew among the launch's candidates from what the core measured, and say what is worth trying.
     pub fn review(
         &mut self,
         launch: &Launch,
+        mut all: Candidates,
         profile: Option<&KernelProfile>,
         settings: &Settings,
     ) {
@@ -84,7 +107,6 @@ impl Entry {
         if is_periodic {
             self.allow_more_tries(profile, settings);
         }
-        let mut all = candidates(launch, settings);
         if all.len() > 1 {
             for at in 0..all.len() {
                 all[at] = self.measured(all[at], profile, &all, settings);
@@ -122,7 +144,7 @@ impl Entry {
 
     /// High priority may have disturbed all tries of a form so far.
     fn allow_more_tries(&mut self, profile: Option<&KernelProfile>, settings: &Settings) {
-        for tried in self.tried.iter_mut().filter(|tried| tried.form != WHOLE) {
+        for tried in self.tried.0.iter_mut().filter(|tried| tried.form != WHOLE) {
             let figures = profile.and_then(|profile| profile.of_form(tried.form));
             if figures.is_none_or(|figures| figures.count < settings.samples.into()) {
                 tried.tries = tried.tries.saturating_sub(settings.samples);
@@ -178,7 +200,7 @@ impl Entry {
 
     /// The first form that would be chosen if it were as fast as the whole kernel, and
     /// is not measured enough to know that it is not.
-    fn worth_trying(&self, all: &[Candidate], settings: &Settings) -> Option<Decision> {
+    fn worth_trying(&self, all: &Candidates, settings: &Settings) -> Option<Decision> {
         let whole = all[0];
         // A form that is faster than the kernel itself: the kernel has changed since it
         // was last run whole, and all is compared to that.
@@ -190,7 +212,7 @@ impl Entry {
             return Some(WHOLE);
         }
         let would_win = |&at: &usize| {
-            let mut hoped = all.to_vec();
+            let mut hoped = *all;
             hoped[at].time_ns = whole.time_ns;
             if let Decision::Sliced(_) = hoped[at].form {
                 hoped[at].turnaround_ns = slice_ns(&hoped[at]);
@@ -206,16 +228,16 @@ impl Entry {
     /// What is remembered of trying a form. Makes room by forgetting one that is no
     /// candidate any more.
     fn tried(&mut self, form: Decision, candidates: &[Candidate]) -> &mut Tried {
-        let known = self.tried.iter().position(|t| t.form == form && t.tries > 0);
-        let free = || self.tried.iter().position(|t| t.tries == 0);
+        let known = self.tried.0.iter().position(|t| t.form == form && t.tries > 0);
+        let free = || self.tried.0.iter().position(|t| t.tries == 0);
         let at = known.or_else(free).unwrap_or_else(|| {
             let is_past = |t: &Tried| candidates.iter().all(|c| c.form != t.form);
-            self.tried.iter().position(is_past).unwrap_or(0)
+            self.tried.0.iter().position(is_past).unwrap_or(0)
         });
         if known.is_none() {
-            self.tried[at] = Tried { form, tries: 0 };
+            self.tried.0[at] = Tried { form, tries: 0 };
         }
-        &mut self.tried[at]
+        &mut self.tried.0[at]
     }
 
     /// Look again at its next launch: it was chosen under other settings, or is new.

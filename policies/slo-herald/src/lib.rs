@@ -56,8 +56,7 @@ mod share;
 
 use service::Service;
 use settings::Settings;
-use std::mem;
-use tally_fairness::{Due, Floors, Rounds};
+use tally_fairness::{Due, Floors, Rounds, SavedRounds};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
@@ -116,8 +115,8 @@ pub struct Herald {
     clients: Clients,
     rounds: Rounds,
     floors: Floors,
-    /// What was saved of the rounds, until clients join.
-    saved_rounds: String,
+    /// What was saved of rounds and floors, until clients join.
+    saved: Option<(SavedRounds, Floors)>,
     forms: Forms,
     window_ns: u64,
     /// High-priority work is on the GPU.
@@ -147,7 +146,7 @@ impl Policy for Herald {
             clients: Clients::default(),
             rounds: Rounds::default(),
             floors: Floors::default(),
-            saved_rounds: String::new(),
+            saved: None,
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
             high_is_active: false,
@@ -350,12 +349,14 @@ impl Membership for Herald {
                 true => Rounds::one_at_a_time(self.settings.turn_ns),
                 false => Rounds::side_by_side(self.settings.turn_ns),
             };
-            let saved = mem::take(&mut self.saved_rounds);
-            self.rounds = rounds.after(&saved);
-            if !saved.is_empty() {
-                self.floors = Floors::read(&saved);
-                self.floors.wake_again(now_ns, FLOORS);
-            }
+            self.rounds = match self.saved.take() {
+                Some((saved, floors)) => {
+                    self.floors = floors;
+                    self.floors.wake_again(now_ns, FLOORS);
+                    rounds.after(saved)
+                }
+                None => rounds,
+            };
         }
         self.clients.joined(client);
         match client.class {
@@ -514,8 +515,9 @@ impl Stateful for Herald {
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.saved_rounds = self.forms.restore(from)?;
-        self.remembered = self.saved_rounds.lines().map(str::to_owned).collect();
+        let saved = self.forms.restore(from)?;
+        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
+        self.remembered = saved.lines().map(str::to_owned).collect();
         Ok(())
     }
 }

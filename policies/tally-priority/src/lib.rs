@@ -47,8 +47,7 @@
 mod settings;
 
 use settings::Settings;
-use std::mem;
-use tally_fairness::{Due, Floors, Rounds};
+use tally_fairness::{Due, Floors, Rounds, SavedRounds};
 use tally_forms::{Forms, Why};
 use tally_sdk::{
     Answer, Client, ClientId, Clients, Counters, Decision, HOLD_UNTIL_CHANGE, Launch, Level,
@@ -73,30 +72,41 @@ const FLOORS: u64 = 0;
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
 pub struct Priority {
-    config: String,
     /// Of the sharing mode, once that is known: see [`Priority::adapt`].
     settings: Settings,
+    configured: Configured,
     rounds: Rounds,
     floors: Floors,
     for_floors: Counters<1>,
-    /// What was saved of the rounds, until clients join.
-    saved: String,
+    /// What was saved of rounds and floors, until clients join.
+    saved: Option<(SavedRounds, Floors)>,
     forms: Forms,
     clients: Clients,
 }
 
+/// The constants of each sharing mode, and the same as text. Read before the policy takes over: launches wait for its
+/// first client.
+struct Configured {
+    concurrent: (Settings, String),
+    time_sliced: (Settings, String),
+}
+
 impl Policy for Priority {
     fn init(config: &str) -> Result<Self, String> {
-        let (settings, in_force) = Settings::read(config, SharingMode::Concurrent)?;
+        let configured = Configured {
+            concurrent: Settings::read(config, SharingMode::Concurrent)?,
+            time_sliced: Settings::read(config, SharingMode::TimeSliced)?,
+        };
+        let (settings, in_force) = configured.concurrent.clone();
         host::log(Level::Info, &in_force);
         Reason::define_all();
         Ok(Priority {
-            config: config.into(),
             settings,
+            configured,
             rounds: Rounds::default(),
             floors: Floors::default(),
             for_floors: Counters::new(["launches_for_min_share"]),
-            saved: String::new(),
+            saved: None,
             forms: Forms::new(&settings.forms, in_force),
             clients: Clients::default(),
         })
@@ -105,6 +115,9 @@ impl Policy for Priority {
     fn decide(&mut self, launch: &Launch) -> Answer {
         if launch.is_high() {
             return Decision::Run(0).into();
+        }
+        if !self.floors.concern(launch) {
+            return self.decide_by(launch, false);
         }
         let due = self.floors.due(launch);
         if self.floors.take_changed() {
@@ -132,11 +145,15 @@ impl Priority {
         if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
-        if !is_due && let Some(hold) = self.rounds.hold(launch) {
+        let is_shared = self.rounds.is_shared();
+        if !is_due
+            && is_shared
+            && let Some(hold) = self.rounds.hold(launch)
+        {
             return hold.because(Reason::NotItsTurn);
         }
         if is_alone {
-            let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+            let lease = if is_shared { 0 } else { self.settings.lease_launches };
             return Decision::Run(lease).because(Reason::Alone);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);
@@ -197,23 +214,27 @@ impl Priority {
     /// The core says how the GPU is shared once it has clients.
     fn adapt(&mut self, now_ns: u64) {
         let mode = host::sharing_mode();
-        if self.clients.high() + self.clients.best_effort() == 0
-            && let Ok((settings, in_force)) = Settings::read(&self.config, mode)
-        {
-            if settings != self.settings {
-                host::log(Level::Info, &in_force);
+        if self.clients.high() + self.clients.best_effort() == 0 {
+            let (settings, in_force) = match mode {
+                SharingMode::Concurrent => &self.configured.concurrent,
+                SharingMode::TimeSliced => &self.configured.time_sliced,
+            };
+            if *settings != self.settings {
+                host::log(Level::Info, in_force);
             }
-            self.settings = settings;
+            self.settings = *settings;
             let rounds = match mode {
                 SharingMode::Concurrent => Rounds::side_by_side(settings.turn_ns),
                 SharingMode::TimeSliced => Rounds::one_at_a_time(settings.turn_ns),
             };
-            let saved = mem::take(&mut self.saved);
-            self.rounds = rounds.after(&saved);
-            if !saved.is_empty() {
-                self.floors = Floors::read(&saved);
-                self.floors.wake_again(now_ns, FLOORS);
-            }
+            self.rounds = match self.saved.take() {
+                Some((saved, floors)) => {
+                    self.floors = floors;
+                    self.floors.wake_again(now_ns, FLOORS);
+                    rounds.after(saved)
+                }
+                None => rounds,
+            };
         }
     }
 
@@ -252,7 +273,8 @@ impl Stateful for Priority {
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.saved = self.forms.restore(from)?;
+        let saved = self.forms.restore(from)?;
+        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
         Ok(())
     }
 }

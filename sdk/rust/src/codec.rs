@@ -197,7 +197,7 @@ impl Field for bool {
 impl Field for String {
     fn put(&self, out: &mut Writer) {
         out.number(self.len() as u64);
-        out.saved.data.extend(self.bytes());
+        out.saved.data.extend_from_slice(self.as_bytes());
     }
 
     fn get(from: &mut Reader) -> Result<Self, String> {

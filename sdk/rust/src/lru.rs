@@ -58,7 +58,9 @@ impl<V: Clone> LruMap<V> {
     /// The values used last, at most so many, the latest first.
     pub fn latest(&self, count_max: usize) -> impl Iterator<Item = (u32, &V)> {
         let all = self.used.iter().enumerate().filter(|(_, used)| **used > 0);
-        let mut latest: Vec<(u64, usize)> = all.map(|(at, &used)| (used, at)).collect();
+        let mut latest = Vec::with_capacity(self.len);
+        // Keys are small numbers as a rule: the last value is not far from the first.
+        latest.extend(all.take(self.len).map(|(at, &used)| (used, at)));
         if latest.len() > count_max {
             // Sorting them all would take longer than writing these.
             latest.select_nth_unstable_by_key(count_max, |&(used, _)| Reverse(used));

@@ -574,7 +574,7 @@ impl DispatchClient {
     /// Whether its ring has something that would be taken.
     pub fn has_launches(&self) -> bool {
         self.unanswered.len() < UNANSWERED_MAX
-            && ring::poll(&self.link.region, self.next_ticket) != Polled::Empty
+            && ring::has_come(&self.link.region, self.next_ticket)
     }
 
     /// Whether a launch of it was read and is not answered: the policy holds it.
@@ -584,8 +584,7 @@ impl DispatchClient {
 
     /// Nothing more to read from its ring.
     pub fn is_drained(&self) -> bool {
-        self.unanswered.is_empty()
-            && ring::poll(&self.link.region, self.next_ticket) == Polled::Empty
+        self.unanswered.is_empty() && !ring::has_come(&self.link.region, self.next_ticket)
     }
 }
 

@@ -48,7 +48,7 @@ impl Harness {
 
     /// One turn. `None`: the next is due at once; else how long the loop would sleep if nobody rang, ns.
     pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
-        if matches!(self.dispatch.turn(now_ns), Turn::Busy) {
+        if matches!(self.dispatch.turn(now_ns), Turn::Busy | Turn::Waiting) {
             return None;
         }
         let sleeps = self.dispatch.may_sleep().then(|| self.dispatch.sleep_ns(now_ns));

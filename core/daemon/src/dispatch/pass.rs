@@ -3,7 +3,7 @@
 use super::Dispatch;
 use super::client::Taken;
 use super::heartbeat::HEARTBEAT_NS;
-use super::share::{Rotation, Share};
+use super::share::Rotation;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::wait::now_ns;
 
@@ -19,7 +19,6 @@ impl Dispatch {
     /// Everything that clients did since the last pass. True if it was anything.
     pub(super) fn pass(&mut self, now: u64) -> bool {
         let mut active = false;
-        let share = Share::of(self.clients.len());
         let was_in_flight = self.engine.has_in_flight();
         for c in self.clients.iter_mut().filter(|c| c.is_high()) {
             active |= c.poll_activity(
@@ -33,16 +32,17 @@ impl Dispatch {
             self.beat();
         }
         self.measuring.look(self.clients.iter_mut());
-        active |= self.take_completions(now, share);
-        if self.engine.next_deadline_ns().is_some_and(|due| due <= now) {
+        active |= self.take_completions(now);
+        let is_due = self.engine.next_deadline_ns().is_some_and(|due| due <= now);
+        if is_due {
             self.engine.tick(now, &mut self.actions);
             // There was too much for one.
             active |= self.engine.next_deadline_ns() == Some(0);
         }
         self.apply(now);
-        active |= self.take_submissions(now, share);
+        active |= self.take_submissions(now);
         active |= self.clients.iter().any(|c| c.is_to_be_woken());
-        if !was_in_flight && self.engine.has_in_flight() {
+        if (active || is_due) && !was_in_flight && self.engine.has_in_flight() {
             self.last_progress_ns = now;
         }
         let high = self.wants_high_activity();
@@ -63,14 +63,18 @@ impl Dispatch {
         }
     }
 
-    fn take_completions(&mut self, now: u64, share: Share) -> bool {
+    fn take_completions(&mut self, now: u64) -> bool {
         let (mut active, mut looked) = (false, 0);
+        if !self.clients.iter().any(|c| c.is_pending()) {
+            self.looks_left = 0;
+            return false;
+        }
         for at in self.order.completions.begin(self.clients.iter().map(|c| c.id())) {
             let c = &mut self.clients[at];
             if !c.is_pending() {
                 continue;
             }
-            let share = c.left(self.turns, share);
+            let share = c.left(self.turns, self.share);
             if share.completions == 0 {
                 self.order.completions.skip(c.id());
                 continue;
@@ -93,11 +97,14 @@ impl Dispatch {
         active || self.looks_left > 0
     }
 
-    fn take_submissions(&mut self, now: u64, share: Share) -> bool {
+    fn take_submissions(&mut self, now: u64) -> bool {
         let (mut active, mut misbehaved) = (false, Vec::new());
         for at in self.order.submissions.begin(self.clients.iter().map(|c| c.id())) {
             let c = &mut self.clients[at];
-            let share = c.left(self.turns, share);
+            if !c.is_to_be_polled(now) {
+                continue;
+            }
+            let share = c.left(self.turns, self.share);
             if share.submissions == 0 {
                 if c.has_launches() {
                     active = true;
@@ -106,16 +113,17 @@ impl Dispatch {
                 continue;
             }
             let (engine, out) = (&mut self.engine, &mut self.actions);
-            match c.poll_submissions(now, share, engine, &mut self.profile_cache, out) {
-                Taken::Launches(0) => {}
-                Taken::Launches(_) => {
-                    active = true;
-                    self.beat();
-                }
-                Taken::Misbehaved(why) => misbehaved.push((c.id(), why)),
+            let taken = c.poll_submissions(now, share, engine, &mut self.profile_cache, out);
+            if let Taken::Misbehaved(why) = taken {
+                misbehaved.push((c.id(), why));
             }
             if !self.actions.is_empty() {
                 self.apply(now);
+            }
+            // Behind the answers: it reads the clock.
+            if let Taken::Launches(1..) = taken {
+                active = true;
+                self.beat();
             }
         }
         for (id, why) in misbehaved {

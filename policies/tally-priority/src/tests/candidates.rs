@@ -13,7 +13,7 @@ fn kernel(blocks: u64, us: u64) -> Launch {
 }
 
 fn of(launch: &Launch) -> Vec<Candidate> {
-    candidates(launch, &forms_of(""))
+    candidates(launch, &forms_of("")).to_vec()
 }
 
 fn choices(launch: &Launch) -> Vec<Decision> {

@@ -8,6 +8,7 @@
 use super::DispatchClient;
 use tally_contract::limits::{BREACHES_MAX, TICKETS_AHEAD_MAX, TURNAROUNDS_AHEAD_MAX};
 use tally_ipc::layout::TURNAROUND_SLOTS;
+use tally_ipc::ring;
 
 /// Counts of oddities, for `tallyctl status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,13 @@ impl DispatchClient {
     /// Why it is served no longer, if so.
     pub(super) fn broke_too_much(&self) -> Option<&'static str> {
         (self.oddities.breaches >= BREACHES_MAX).then_some(self.breach)
+    }
+
+    /// Whether [`DispatchClient::poll_submissions`] has something to do, be it to find a breach: rings are empty nearly
+    /// always.
+    pub fn is_to_be_polled(&self, now_ns: u64) -> bool {
+        let has_come = ring::has_come(&self.link.region, self.next_ticket);
+        has_come || now_ns >= self.stuck_look_ns || self.broke_too_much().is_some()
     }
 
     /// `taken`: tickets that its threads took, by its own word. Each thread waits with one.
