@@ -24,7 +24,7 @@ const SHIPPED: [Shipped; 2] = [
     Shipped {
         folder: "policies",
         target: crate::guest::TARGET,
-        packages: &["fifo", "slo-herald", "tally-priority"],
+        packages: &["fifo", "slo-herald", "tally-priority", "throughput", "tpot-first"],
     },
 ];
 
