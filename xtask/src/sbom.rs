@@ -200,7 +200,8 @@ mod tests {
     use super::*;
 
     fn is_own(name: &str) -> bool {
-        name.starts_with("tally") || ["fifo", "slo-herald"].contains(&name)
+        let policies = ["fifo", "slo-herald", "throughput", "tpot-first"];
+        name.starts_with("tally") || policies.contains(&name)
     }
 
     #[test]

@@ -31,8 +31,8 @@ use tally_fairness::{Due, Floors, Rounds};
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::config::Config;
 use tally_sdk::{
-    Answer, Client, ClientId, Clients, Counters, Decision, Launch, Level, Membership, Policy,
-    PriorityClass, Saved, SharingMode, Stateful, Terms, WINDOW_OPEN, host,
+    Answer, Client, ClientId, Clients, Counters, Decision, Launch, Level, Membership, NEVER,
+    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, WINDOW_OPEN, host,
 };
 
 tally_sdk::reasons! {
@@ -121,6 +121,9 @@ impl Throughput {
             self.counters.add(FOR_FLOOR, 1);
             return Ok(Reason::Floor);
         }
+        // Side by side, time in which high-priority work is active is shared like any other.
+        let high_idle_ns = if self.time_sliced { launch.high_idle_ns } else { NEVER };
+        let launch = &Launch { high_idle_ns, ..*launch };
         if !self.time_sliced && self.room.has(launch) {
             self.rounds.goes_beside(launch);
             self.counters.add(WITH_ROOM, 1);

@@ -273,7 +273,8 @@ impl TpotFirst {
     /// A width is another, or whether a service is served strictly.
     fn changed(&mut self) {
         self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
-        self.width_gauge.set(self.width().into());
+        let is_strict = self.services.iter().any(Service::is_strict);
+        self.width_gauge.set(if is_strict { 0 } else { self.width().into() });
         self.show_p95();
         self.set_terms();
     }

@@ -20,6 +20,7 @@
 //! *Slack* is a learned part of the time between what a step takes without others and the target share of its objective.
 //! Where contexts take turns nothing can be limited, and a launch costs a change of context, too.
 
+use crate::service::Service;
 use crate::settings::Settings;
 use crate::widths::STEP_SMS;
 use crate::{Reason, TpotFirst};
@@ -98,9 +99,7 @@ impl TpotFirst {
         if cost_ns < self.settings.limit_ns_min && cost_ns <= leave.slack_ns {
             return Ok(Place::Slack(cost_ns));
         }
-        let is_whole = LaunchState::COOPERATIVE | LaunchState::GRAPH;
-        let can_limit = launch.can_limit() && !launch.state.intersects(is_whole);
-        if can_limit && leave.width > 0 && !self.time_sliced {
+        if can_limit(launch) && leave.width > 0 && !self.time_sliced {
             return Ok(Place::Width(leave.width));
         }
         if cost_ns <= leave.slack_ns {
@@ -125,7 +124,7 @@ impl TpotFirst {
     fn leave(&self, launch: &Launch, cost_ns: u64, has_work: bool) -> Option<Leave> {
         let now_ns = launch.now_ns;
         let ends_ns = now_ns.saturating_add(launch.in_flight_ns).saturating_add(cost_ns);
-        let of = |service: &crate::service::Service| {
+        let of = |service: &Service| {
             let next_ns = 0;
             if service.is_open() && has_work {
                 let is_step = service.is_in_step(now_ns);
@@ -159,16 +158,21 @@ impl TpotFirst {
     pub(crate) fn form(&mut self, launch: &Launch, place: Place, cost_ns: u64) -> (Decision, u64) {
         let whole = (Decision::Run(0), cost_ns);
         match place {
-            Place::Width(sms) => (Decision::SmLimited(sms), limited_ns(cost_ns, launch.sms(), sms)),
+            Place::Width(sms) => self.limited(launch, cost_ns, sms),
             Place::Yielding(decision) => (decision, cost_ns),
             _ if self.time_sliced => whole,
+            // A step may begin at any time.
             Place::Between if cost_ns > self.bears_ns() => (self.yielding(launch), cost_ns),
-            Place::Overdue if launch.can_limit() && !launch.is_graph() => {
-                (Decision::SmLimited(STEP_SMS), limited_ns(cost_ns, launch.sms(), STEP_SMS))
-            }
+            Place::Overdue if can_limit(launch) => self.limited(launch, cost_ns, STEP_SMS),
             Place::Overdue => (self.yielding(launch), cost_ns),
             _ => whole,
         }
+    }
+
+    fn limited(&self, launch: &Launch, cost_ns: u64, sms: u32) -> (Decision, u64) {
+        let sms = sms.max(STEP_SMS);
+        let ns = scaled(cost_ns, launch.sms().into(), sms.into()).saturating_add(HOP_NS);
+        (Decision::SmLimited(sms), ns)
     }
 
     /// The form that `tally-priority` would choose.
@@ -184,11 +188,7 @@ impl TpotFirst {
 
     /// The least width of all services.
     pub(crate) fn width(&self) -> u32 {
-        let of = |service: &crate::service::Service| match service.is_strict() {
-            true => 0,
-            false => service.widths.sms(),
-        };
-        self.services.iter().map(of).min().unwrap_or(self.sm_count)
+        self.services.iter().map(|one| one.widths.sms()).min().unwrap_or(self.sm_count)
     }
 
     /// Each service bears all SMs beside its steps.
@@ -203,8 +203,10 @@ pub fn yields(launch: &Launch, decision: Decision) -> bool {
     matches!(launch.runs_as(decision), Form::Sliced | Form::Preemptible)
 }
 
-fn limited_ns(cost_ns: u64, sms: u32, width: u32) -> u64 {
-    scaled(cost_ns, sms.into(), width.into()).saturating_add(HOP_NS)
+/// Whether it can run on some of the SMs.
+fn can_limit(launch: &Launch) -> bool {
+    let is_whole = LaunchState::COOPERATIVE | LaunchState::GRAPH;
+    launch.can_limit() && !launch.state.intersects(is_whole)
 }
 
 /// Of a kernel that ran limited only, what it would take on all SMs.

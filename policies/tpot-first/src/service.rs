@@ -285,12 +285,15 @@ impl Service {
             return;
         }
         let (has_spent, waits) = (open.spent_ns > 0, open.holds && self.widths.sms() == 0);
-        // Of a step that took too long the slack is to blame first, if some was taken.
-        if (open.on_width || waits) && !(is_good && open.narrowed) && (is_good || !has_spent) {
+        // Of a step that took too long that is to blame which took more of it.
+        let ns = |permille: u32| scaled(self.target_ns, permille.into(), 1_000);
+        let over_ns = ns(permille.saturating_sub(self.own_permille));
+        let by_slack = open.spent_ns >= (over_ns / 2).min(self.widths.part_of(ns(permille)));
+        if (open.on_width || waits) && !(is_good && open.narrowed) && (is_good || !by_slack) {
             self.widths.step(now_ns, open.since_ns, permille);
         }
         // What was held asks for more.
-        if has_spent || (open.holds && is_good) {
+        if (has_spent || open.holds) && (is_good || (has_spent && (by_slack || !open.on_width))) {
             self.parts.step(now_ns, open.since_ns, permille);
         }
     }

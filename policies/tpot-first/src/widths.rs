@@ -189,6 +189,11 @@ impl Widths {
         self.ladder.level == self.ladder.top()
     }
 
+    /// What is lost of so much time if a program has all SMs but these, at most.
+    pub fn part_of(&self, ns: u64) -> u64 {
+        tally_sdk::grid::scaled(ns, self.sms().into(), self.sms.into())
+    }
+
     /// What was learned is of other neighbours. With one more it begins at the first width again.
     pub fn neighbours_changed(&mut self, now_ns: u64, is_one_more: bool) {
         let most = if is_one_more { level(self.start_sms) } else { usize::MAX };

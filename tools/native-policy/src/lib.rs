@@ -44,7 +44,9 @@ pub fn by_name(name: &str, config: &str) -> Result<Box<dyn Policy + Send>, Strin
         "tally-priority" => Ok(Box::new(NativePolicy::<tally_priority::Priority>::new(config)?)),
         "throughput" => Ok(Box::new(NativePolicy::<throughput::Throughput>::new(config)?)),
         "tpot-first" => Ok(Box::new(NativePolicy::<tpot_first::TpotFirst>::new(config)?)),
-        _ => Err(format!("there is no native policy {name:?}: expected one of {}", NAMES.join(", "))),
+        _ => {
+            Err(format!("there is no native policy {name:?}: expected one of {}", NAMES.join(", ")))
+        }
     }
 }
 
