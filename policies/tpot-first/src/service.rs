@@ -47,7 +47,7 @@ struct Open {
     /// Others ran meanwhile; such as the width let in; and those on fewer SMs than this service would have left them.
     beside: bool,
     on_width: bool,
-    narrowed: bool,
+    on_fewer: bool,
     /// A launch was held for its sake.
     holds: bool,
 }
@@ -177,7 +177,7 @@ impl Service {
         let own = self.widths.sms();
         if let Some(open) = &mut self.open {
             (open.beside, open.on_width) = (true, true);
-            open.narrowed |= width < own;
+            open.on_fewer |= width < own;
         }
     }
 
@@ -289,7 +289,7 @@ impl Service {
         let ns = |permille: u32| scaled(self.target_ns, permille.into(), 1_000);
         let over_ns = ns(permille.saturating_sub(self.own_permille));
         let by_slack = open.spent_ns >= (over_ns / 2).min(self.widths.part_of(ns(permille)));
-        if (open.on_width || waits) && !(is_good && open.narrowed) && (is_good || !by_slack) {
+        if (open.on_width || waits) && !(is_good && open.on_fewer) && (is_good || !by_slack) {
             self.widths.step(now_ns, open.since_ns, permille);
         }
         // What was held asks for more.
