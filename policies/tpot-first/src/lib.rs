@@ -437,7 +437,7 @@ impl Membership for TpotFirst {
         match client.class {
             PriorityClass::High => {
                 let mut service = Service::new(client.id, self.sm_count, &self.settings);
-                service.ask();
+                service.ask(now_ns);
                 self.services.push(service);
             }
             PriorityClass::BestEffort => self.rounds.joined(client),

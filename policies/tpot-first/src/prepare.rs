@@ -78,7 +78,7 @@ impl TpotFirst {
 
     /// A step is open: what is under way yields before its slack is used up.
     pub(crate) fn take_back_in_step(&mut self, now_ns: u64) {
-        if !self.yielding.is_under_way(now_ns) {
+        if !self.yielding.is_under_way(now_ns) || !self.is_in_step(now_ns) {
             return;
         }
         let in_step = self.services.iter_mut().filter(|service| service.is_in_step(now_ns));

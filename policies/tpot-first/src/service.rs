@@ -70,8 +70,11 @@ pub struct Service {
     /// Parts of a step's slack for launches that cannot be limited.
     parts: Ladder,
     pub rhythm: Rhythm,
-    has_objective: bool,
+    /// Longest time of a unit and of a token, as far as it has objectives for them.
+    objectives_ns: [Option<u64>; 2],
     open: Option<Open>,
+    /// The unit that was open before.
+    last: Option<Open>,
     ended_ns: Option<u64>,
     units: u64,
     /// Longest time of the latest step.
@@ -96,8 +99,9 @@ impl Service {
             widths: Widths::new(sms, settings.start_sms, target, good),
             parts: Ladder::new(PARTS_AT_FIRST, PARTS, target, good),
             rhythm: Rhythm::default(),
-            has_objective: false,
+            objectives_ns: [None; 2],
             open: None,
+            last: None,
             ended_ns: None,
             units: 0,
             target_ns: 0,
@@ -112,15 +116,25 @@ impl Service {
         }
     }
 
-    /// Ask the core whether it has an objective: units tell only their own.
-    pub fn ask(&mut self) {
+    /// Ask the core for its objectives. What was learned of another one is forgotten.
+    pub fn ask(&mut self, now_ns: u64) {
         let service = host::service(self.client);
-        self.has_objective = service.is_some_and(|s| s.objective.is_some() || s.tokens.is_some());
+        let objective_ns = service.and_then(|service| service.objective).map(|one| one.slo_ns);
+        let token_ns = service.and_then(|service| service.tokens).map(|tokens| tokens.tpot_ns);
+        if std::mem::replace(&mut self.objectives_ns, [objective_ns, token_ns])
+            != [objective_ns, token_ns]
+        {
+            self.own.clear();
+            (self.own_permille, self.own_run) = (0, OWN_RUN[0]);
+            self.kept.clear();
+            (self.late_of_kept, self.misses) = (0, false);
+            self.neighbours_changed(now_ns, true);
+        }
     }
 
     /// Others wait while it has a unit open.
     pub fn is_strict(&self) -> bool {
-        !self.has_objective || self.misses
+        self.objectives_ns == [None; 2] || self.misses
     }
 
     /// A unit is open that others have to respect.
@@ -208,10 +222,11 @@ impl Service {
         settings: &Settings,
     ) {
         let target_ns = (deadline_ns != NEVER).then(|| deadline_ns.saturating_sub(since_ns).max(1));
-        if self.units.is_multiple_of(ASK_UNITS) || (target_ns.is_some() && !self.has_objective) {
-            self.ask();
+        let is_known = target_ns.is_none() || self.objectives_ns.contains(&target_ns);
+        if self.units.is_multiple_of(ASK_UNITS) || !is_known {
+            self.ask(now_ns);
         }
-        let again = self.open.filter(|open| open.since_ns == since_ns);
+        let again = self.open.or(self.last).filter(|open| open.since_ns == since_ns);
         let open = Open { since_ns, target_ns, ..Open::default() };
         let Some(step_ns) = target_ns else {
             self.open = Some(open);
@@ -254,7 +269,7 @@ impl Service {
     /// The open unit is over, and so many took so long each: of several only the average is known, which counts once.
     pub fn ended(&mut self, now_ns: u64, units: u32, took_ns: u64, settings: &Settings) -> Ended {
         let open = self.open.take();
-        self.ended_ns = Some(now_ns);
+        (self.last, self.ended_ns) = (open, Some(now_ns));
         self.units = self.units.saturating_add(1);
         let Some((open, target_ns)) = open.and_then(|open| Some((open, open.target_ns?))) else {
             return Ended::default();

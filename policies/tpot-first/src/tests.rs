@@ -410,6 +410,38 @@ fn several_units_at_once_count_as_one_of_their_average() {
 }
 
 #[test]
+fn a_step_that_goes_on_while_another_ended_bears_no_more() {
+    let mut b = Bench::new("");
+    b.begin();
+    let since_ns = b.now_ns;
+    assert_eq!(b.decide(&b.asked(1_950 * US)), RUNS);
+    b.now_ns += MS;
+    b.policy.ended(b.now_ns, SERVICE, 1, OWN);
+    b.policy.began(b.now_ns, SERVICE, since_ns, since_ns + TPOT);
+    assert_eq!(b.decide(&b.asked(100 * US)), HELD);
+}
+
+#[test]
+fn another_objective_begins_anew() {
+    let mut b = Bench::new("good_steps = 10");
+    b.steps_beside(10, OWN);
+    assert_eq!(b.width(), 40);
+    let tokens = Some(testing::tokens(TPOT / 2));
+    set_services(vec![(SERVICE, tally_sdk::Service { tokens, ..testing::service(None) })]);
+    b.begin_of(SERVICE, TPOT / 2);
+    assert_eq!((b.width(), b.policy.services[0].own_permille()), (32, None));
+    assert_eq!(b.decide(&b.limitable(MS)), HELD, "a step alone");
+    // Without one it is served strictly.
+    b.end(OWN / 2);
+    set_services(vec![(SERVICE, testing::service(None))]);
+    for _ in 0..256 {
+        b.begin_of(SERVICE, NEVER);
+        b.end(OWN);
+    }
+    assert!(b.policy.services[0].is_strict());
+}
+
+#[test]
 fn several_best_effort_clients_share_by_weight() {
     let mut b = Bench::new("");
     b.policy.joined(b.now_ns, &client(7, PriorityClass::BestEffort));
