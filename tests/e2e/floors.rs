@@ -43,7 +43,7 @@ fn said(scene: &Scene, arguments: &[&str]) -> Result<String> {
 #[test]
 fn a_client_with_a_floor_gets_on_beside_high_priority_work_without_end() -> Result<()> {
     let artefacts = Artefacts::locate()?;
-    for policy in ["tally-priority", "slo-herald", "tpot-first"] {
+    for policy in ["tally-priority", "slo-herald"] {
         let scene = Scene::new(&artefacts, Device::software())?;
         let _core = core(&scene, policy, 30)?;
         let mut web = start(&scene, Class::High, "web", &[])?;

@@ -51,7 +51,7 @@ use tally_sdk::{
 };
 
 tally_sdk::reasons! {
-    Strict = "a service that must be served strictly has a unit open",
+    Strict = "a service that must be served strictly is at work",
     IdleGap = "the idle gap after a service's unit",
     NoSlack = "the open step has no slack left for it",
     NextStep = "the next step would have no slack for it",

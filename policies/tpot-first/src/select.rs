@@ -4,6 +4,7 @@
 //! select(launch):
 //!     if it waited for wait_ms_max:                      run on 8 SMs, or so that it can yield, or whole
 //!     if a service is served strictly and has a unit open, or had one just now:              hold
+//!         likewise if no unit is open, and high-priority work is active
 //!     if each service bears all SMs:                     run on all SMs, with a lease
 //!     services := those with a unit open that has work on the GPU,
 //!                 and those whose step is predicted to begin before this launch ends
@@ -84,6 +85,11 @@ impl TpotFirst {
             if let rest_ns @ 1.. = service.gap_ns(now_ns, self.settings.idle_gap_ns) {
                 return Err(Decision::Hold(rest_ns).because(Reason::IdleGap));
             }
+        }
+        // A program that never waits for its work has no units.
+        let is_strict = self.services.iter().any(Service::is_strict);
+        if is_strict && launch.high_active() && !self.services.iter().any(Service::is_open) {
+            return Err(Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::Strict));
         }
         if self.is_free() {
             return Ok(Place::Free);

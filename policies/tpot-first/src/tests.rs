@@ -289,6 +289,19 @@ fn a_service_without_an_objective_is_served_strictly() {
 }
 
 #[test]
+fn work_without_units_of_a_service_that_is_served_strictly_is_waited_for() {
+    set_services(vec![(SERVICE, testing::service(None))]);
+    let mut policy = TpotFirst::init("").unwrap();
+    policy.joined(1, &client(SERVICE, PriorityClass::High));
+    let mut b = Bench { policy, now_ns: MS };
+    let busy = Launch { state: LaunchState::HIGH_ACTIVE, ..b.limitable(MS) };
+    assert_eq!(b.decide(&busy), HELD);
+    assert_eq!(b.decide(&b.limitable(MS)), RUNS);
+    let late = Launch { waited_ns: 1_000 * MS, ..busy };
+    assert_eq!(b.decide(&late), Decision::SmLimited(8));
+}
+
+#[test]
 fn where_contexts_take_turns_launches_wait_for_slack_instead() {
     testing::set_sharing_mode(SharingMode::TimeSliced);
     set_services(vec![(SERVICE, service_of_tokens())]);
