@@ -59,6 +59,12 @@ fn results_under_slo_herald_are_those_of_a_run_alone() -> Result<()> {
 }
 
 #[test]
+fn results_under_detshares_policies_are_those_of_a_run_alone() -> Result<()> {
+    shared("throughput")?;
+    shared("tpot-first")
+}
+
+#[test]
 fn the_status_tells_of_clients_and_policy() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;

@@ -29,9 +29,9 @@ fn both_ms(scene: &Scene) -> Result<[f64; 2]> {
 }
 
 #[test]
-fn gpu_time_goes_by_weight_under_both_policies() -> Result<()> {
+fn gpu_time_goes_by_weight_under_each_policy() -> Result<()> {
     let artefacts = Artefacts::locate()?;
-    for policy in ["tally-priority", "slo-herald"] {
+    for policy in ["tally-priority", "slo-herald", "tpot-first"] {
         let scene = Scene::new(&artefacts, Device::software())?;
         let _core = scene.core(&artefacts.policy(policy)?, &[])?;
         let mut heavy = start(&scene, "heavy", &["--weight", "3"], None)?;

@@ -24,7 +24,7 @@ const SHIPPED: [Shipped; 2] = [
     Shipped {
         folder: "policies",
         target: crate::guest::TARGET,
-        packages: &["fifo", "slo-herald", "tally-priority"],
+        packages: &["fifo", "slo-herald", "tally-priority", "throughput", "tpot-first"],
     },
 ];
 
@@ -200,7 +200,8 @@ mod tests {
     use super::*;
 
     fn is_own(name: &str) -> bool {
-        name.starts_with("tally") || ["fifo", "slo-herald"].contains(&name)
+        let policies = ["fifo", "slo-herald", "throughput", "tpot-first"];
+        name.starts_with("tally") || policies.contains(&name)
     }
 
     #[test]

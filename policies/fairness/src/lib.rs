@@ -242,6 +242,18 @@ impl Rounds {
         })
     }
 
+    /// A launch starts although its client may have no credit: there is room for it beside the others. What its client used
+    /// beyond a round is not owed.
+    pub fn goes_beside(&mut self, launch: &Launch) {
+        let found = self.members.binary_search_by_key(&launch.client, |member| member.id);
+        if let Some(me) = found.ok().filter(|_| self.is_shared()) {
+            self.look(launch);
+            self.is_patient = false;
+            let mine = &mut self.members[me];
+            mine.credit_ns = mine.credit_ns.max(-mine.quantum_ns);
+        }
+    }
+
     /// What everybody used and has waiting, and how much time went by.
     fn look(&mut self, launch: &Launch) {
         if !self.known.is_empty() {

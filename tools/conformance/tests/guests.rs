@@ -67,6 +67,13 @@ fn slo_herald_passes() {
     passes(&report("policies", "slo-herald", ""));
 }
 
+#[test]
+fn detshares_policies_pass() {
+    for name in ["throughput", "tpot-first"] {
+        passes(&report("policies", name, ""));
+    }
+}
+
 fn fair(name: &str) -> Report {
     let (limits, granted) = (Limits::default(), Capabilities::default());
     let file = guest("policies", name);
@@ -79,7 +86,7 @@ fn fair(name: &str) -> Report {
 
 #[test]
 fn policies_that_know_of_weights_are_fair_by_them() {
-    for name in ["tally-priority", "slo-herald"] {
+    for name in ["tally-priority", "slo-herald", "throughput", "tpot-first"] {
         let report = fair(name);
         passes(&report);
         let check = report.checks.iter().find(|c| c.name == "fair-by-weight").unwrap();

@@ -553,7 +553,7 @@ fn the_native_rule_gives_the_report_of_its_component_but_for_the_name() {
     };
     assert_eq!(report("native:tally-priority"), report(policy.to_str().unwrap()));
     for (name, grant, part) in [
-        ("native:mine", "identity", "expected slo-herald or tally-priority"),
+        ("native:mine", "identity", "expected one of slo-herald, tally-priority"),
         (policy.to_str().unwrap(), "root", "there is no capability \"root\""),
     ] {
         let out = sim(&[&PAIR[..], &["--policy", name, "--grant", grant]].concat());

@@ -32,7 +32,7 @@ use tally_engine::policy::{
 use tally_sdk::native;
 
 /// Names that [`by_name`] knows.
-pub const NAMES: [&str; 2] = ["slo-herald", "tally-priority"];
+pub const NAMES: [&str; 4] = ["slo-herald", "tally-priority", "throughput", "tpot-first"];
 
 /// A policy of this repository, with a configuration.
 ///
@@ -42,7 +42,11 @@ pub fn by_name(name: &str, config: &str) -> Result<Box<dyn Policy + Send>, Strin
     match name {
         "slo-herald" => Ok(Box::new(NativePolicy::<slo_herald::Herald>::new(config)?)),
         "tally-priority" => Ok(Box::new(NativePolicy::<tally_priority::Priority>::new(config)?)),
-        _ => Err(format!("there is no native policy {name:?}: expected {}", NAMES.join(" or "))),
+        "throughput" => Ok(Box::new(NativePolicy::<throughput::Throughput>::new(config)?)),
+        "tpot-first" => Ok(Box::new(NativePolicy::<tpot_first::TpotFirst>::new(config)?)),
+        _ => {
+            Err(format!("there is no native policy {name:?}: expected one of {}", NAMES.join(", ")))
+        }
     }
 }
 

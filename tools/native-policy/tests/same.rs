@@ -13,6 +13,8 @@ use tally_native_policy::NativePolicy;
 use tally_priority::Priority;
 use tally_sdk::native::Exported;
 use tally_wasm_host::{Capabilities, Compiler, Limits, PolicyHost, WasmPolicy};
+use throughput::Throughput;
+use tpot_first::TpotFirst;
 
 const STEPS: u64 = 60_000;
 const KERNELS: u32 = 48;
@@ -270,6 +272,21 @@ fn slo_herald_answers_as_its_component_does() {
         }
     }
     assert!(seen.iter().all(|&n| n > 500), "{seen:?}");
+}
+
+#[test]
+fn detshares_policies_answer_as_their_components_do() {
+    let mut seen = [0; 5];
+    for (seed, config) in
+        [(1, ""), (2, "good_steps = 2\nstart_sms = 120"), (3, "turnaround_ns_max = 0")]
+    {
+        for (all, n) in seen.iter_mut().zip(compare::<TpotFirst>("tpot-first", seed, config)) {
+            *all += n;
+        }
+    }
+    assert!(seen.iter().all(|&n| n > 500), "{seen:?}");
+    let [runs, holds, ..] = compare::<Throughput>("throughput", 1, "");
+    assert!(runs > 500, "{runs} {holds}");
 }
 
 #[test]

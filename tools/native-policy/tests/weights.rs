@@ -8,7 +8,7 @@ const PAIRS: [[&str; 2]; 2] = [
     ["resnet50_train_b128", "resnet50_train_b128"],
     ["resnet50_train_b64", "whisper_small_train_b16"],
 ];
-const POLICIES: [&str; 2] = ["tally-priority", "slo-herald"];
+const POLICIES: [&str; 4] = ["tally-priority", "slo-herald", "throughput", "tpot-first"];
 
 fn run(
     policy: &str,
@@ -122,7 +122,8 @@ fn had_beside_a_busy_inference(policy: &str, sharing: SharingMode, min_share_per
 /// Where contexts take turns, the hardware's time slices decide what a launch gets that was let in.
 #[test]
 fn a_floor_is_kept_beside_an_inference_that_hardly_idles() {
-    for policy in POLICIES {
+    // `throughput` holds nobody for an inference.
+    for policy in POLICIES.into_iter().filter(|policy| *policy != "throughput") {
         let without = had_beside_a_busy_inference(policy, SharingMode::Mps, 0);
         let had = had_beside_a_busy_inference(policy, SharingMode::Mps, 300);
         assert!(without < 0.2, "{policy}: {without}");

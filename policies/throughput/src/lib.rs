@@ -1,0 +1,198 @@
+//! Everything runs as soon as it can: DetShare's default policy ("Guaranteeing Semantic and Performance Determinism in
+//! Flexible GPU Sharing", arXiv 2603.15042), a reconstruction, for its exact rules are not public. The paper has the
+//! three callbacks; how room is told, and shares by weight where there is none, are ours.
+//!
+//! It is for many clients of which each fills the GPU in part: the sum of their rates is to be as high as it can be.
+//!
+//! ```text
+//! pick(launch):        which waiting launch goes next                    here: Throughput::pick
+//!     high priority is ungated: it never waits, and holds nobody back
+//!     if its client is due by its floor:                                 go      Floors::due
+//!     if no other best-effort client is connected:                       go
+//!     if it fits beside what the others have on the GPU:                 go      Room::has
+//!     else by weight: hold who has had its share while others wait               Rounds::hold
+//!
+//! select(launch):      on how many SMs                                   here: Throughput::select
+//!     all of them; with a lease if there is nobody to share with
+//!
+//! prepare:             take SMs back before a wide launch
+//!     nothing: there is no launch that others have to make way for
+//! ```
+//!
+//! A client's launches fill as much of the GPU as the widest of its latest ones: blocks over those that all SMs hold at
+//! once. Where contexts take turns (`time-sliced`) there is no room beside another client: they take turns by weight.
+#![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
+
+mod room;
+
+use room::Room;
+use std::mem;
+use tally_fairness::{Due, Floors, Rounds};
+use tally_sdk::codec::{Reader, Writer};
+use tally_sdk::config::Config;
+use tally_sdk::{
+    Answer, Client, ClientId, Clients, Counters, Decision, Launch, Level, Membership, NEVER,
+    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, WINDOW_OPEN, host,
+};
+
+tally_sdk::reasons! {
+    Alone = "there is no best-effort client to share with",
+    Fits = "there is room beside the other clients' launches",
+    ItsTurn = "within the client's share of the GPU",
+    NotItsTurn = "other best-effort clients' share of the GPU",
+    Floor = "less than the client's least share of the GPU",
+}
+
+const COUNTERS: [&str; 3] = ["launches_with_room", "launches_by_weight", "launches_for_min_share"];
+const WITH_ROOM: usize = 0;
+const BY_WEIGHT: usize = 1;
+const FOR_FLOOR: usize = 2;
+
+/// Of what is saved.
+const FORMAT: &str = "throughput";
+const VERSION: u32 = 1;
+
+/// The constants, all of them configuration.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round where there is no
+    /// room for all; 0: nobody ever waits.
+    turn_ns: u64,
+    /// `lease_launches`: launches that start unasked while one client is alone, or nobody ever waits.
+    lease_launches: u32,
+}
+
+/// The policy's memory: who is connected, who has had how much, and how much of the GPU each fills.
+pub struct Throughput {
+    settings: Settings,
+    time_sliced: bool,
+    clients: Clients,
+    rounds: Rounds,
+    floors: Floors,
+    room: Room,
+    /// What was saved of shares, until clients join.
+    saved: String,
+    counters: Counters<3>,
+}
+
+impl Policy for Throughput {
+    fn init(config: &str) -> Result<Self, String> {
+        let mut config = Config::parse(config)?;
+        let settings = Settings {
+            turn_ns: config.microseconds("turn_us", 20_000, 0..=10_000_000)?,
+            lease_launches: config.small("lease_launches", 1_000_000, 0..=u32::MAX)?,
+        };
+        host::log(Level::Info, &config.in_force());
+        config.finish()?;
+        Reason::define_all();
+        Ok(Throughput {
+            settings,
+            time_sliced: false,
+            clients: Clients::default(),
+            rounds: Rounds::default(),
+            floors: Floors::default(),
+            room: Room::default(),
+            saved: String::new(),
+            counters: Counters::new(COUNTERS),
+        })
+    }
+
+    fn decide(&mut self, launch: &Launch) -> Answer {
+        if launch.is_high() {
+            return Decision::Run(0).into();
+        }
+        self.counters.tick(launch.now_ns);
+        match self.pick(launch) {
+            Ok(reason) => self.select().because(reason),
+            Err(hold) => hold.because(Reason::NotItsTurn),
+        }
+    }
+}
+
+impl Throughput {
+    /// Which launch goes next: this one, and why, or not yet.
+    fn pick(&mut self, launch: &Launch) -> Result<Reason, Decision> {
+        // Yields are never asked for, so a floor needs no timer.
+        let due = self.floors.due(launch);
+        if !self.rounds.is_shared() {
+            return Ok(Reason::Alone);
+        }
+        if due == Some(Due::Now) {
+            self.counters.add(FOR_FLOOR, 1);
+            return Ok(Reason::Floor);
+        }
+        // Side by side, time in which high-priority work is active is shared like any other.
+        let high_idle_ns = if self.time_sliced { launch.high_idle_ns } else { NEVER };
+        let launch = &Launch { high_idle_ns, ..*launch };
+        if !self.time_sliced && self.room.has(launch) {
+            self.rounds.goes_beside(launch);
+            self.counters.add(WITH_ROOM, 1);
+            return Ok(Reason::Fits);
+        }
+        let Some(hold) = self.rounds.hold(launch) else {
+            self.counters.add(BY_WEIGHT, 1);
+            return Ok(Reason::ItsTurn);
+        };
+        Err(due.map_or(hold, |due| due.shorten(hold)))
+    }
+
+    /// On how many SMs a launch runs: on all of them.
+    fn select(&self) -> Decision {
+        Decision::Run(if self.rounds.is_shared() { 0 } else { self.settings.lease_launches })
+    }
+
+    fn set_terms(&mut self) {
+        let is_shared = self.rounds.is_shared();
+        let window_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
+        self.clients.set_terms(Terms { window_ns, leases: !is_shared, yields: None });
+        self.counters.hand_over();
+    }
+}
+
+impl Membership for Throughput {
+    fn joined(&mut self, _now_ns: u64, client: &Client) {
+        if self.clients.high() + self.clients.best_effort() == 0 {
+            // The core knows it once it has clients.
+            self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
+            let rounds = match self.time_sliced {
+                true => Rounds::one_at_a_time(self.settings.turn_ns),
+                false => Rounds::side_by_side(self.settings.turn_ns),
+            };
+            let saved = mem::take(&mut self.saved);
+            self.rounds = rounds.after(&saved);
+            self.floors = Floors::read(&saved);
+        }
+        self.clients.joined(client);
+        if client.class == PriorityClass::BestEffort {
+            self.rounds.joined(client);
+        }
+        self.set_terms();
+    }
+
+    fn left(&mut self, _now_ns: u64, client: ClientId) {
+        self.clients.left(client);
+        self.rounds.left(client);
+        self.floors.left(client);
+        self.room.left(client);
+        self.set_terms();
+    }
+}
+
+/// Who owes time, and who is owed some by its floor, outlives a reload.
+impl Stateful for Throughput {
+    fn snapshot(&self) -> Saved {
+        let mut out = Writer::new(FORMAT, VERSION);
+        out.put(&(self.rounds.saved() + &self.floors.saved()));
+        out.finish()
+    }
+
+    fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        self.saved = Reader::new(from, FORMAT, VERSION)?.get()?;
+        Ok(())
+    }
+}
+
+tally_sdk::export!(Throughput: membership, state);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,492 @@
+//! Token generation first, on as many SMs as its objective needs: DetShare's TPOT-First ("Guaranteeing Semantic and
+//! Performance Determinism in Flexible GPU Sharing", arXiv 2603.15042), a reconstruction, for its exact rules are not
+//! public. The paper has the three callbacks, and that the others get what token generation leaves; how the width is
+//! learned, slack, the rhythm, and when a service is served strictly are ours.
+//!
+//! ```text
+//! pick(launch):     which waiting launch goes next                       here: TpotFirst::pick
+//!     high priority is ungated: a step of a service never waits
+//!     a launch of a client that is due by its floor:     goes            Floors::due
+//!     a launch to which Select gives no SMs now:         waits
+//!     of the others: by weight                                           Rounds::hold
+//!
+//! select(launch):   on how many SMs                                      select.rs, widths.rs
+//!     beside a step on the widest width at which the 95th percentile of steps stays within 0.9 of the objective
+//!     between two steps on all SMs
+//!
+//! prepare:          take SMs back before the next step                   prepare.rs, rhythm.rs
+//!     launches that can yield do so one turnaround before the next step is predicted to begin
+//! ```
+//!
+//! A *step* is a unit of work that has an objective: that for tokens (`--tpot`) if it is a token, else that for units
+//! (`--slo`). What its program marks as one, or else its units as the core tells them; of tokens that a program marks
+//! within a longer unit the policy is not told. Other units of a service with an objective, such as prefills, hold
+//! nothing back, and the others keep to the width beside them.
+//!
+//! A service is served strictly (the others wait while it has a unit open) if it has no objective, or more than 5 % of its
+//! latest 200 steps were late, until no more are.
+//!
+//! Where contexts take turns (`time-sliced`) there is no width: a launch waits if the open step would miss the target
+//! share of its objective otherwise.
+#![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
+
+mod prepare;
+mod rhythm;
+mod select;
+mod service;
+mod settings;
+mod widths;
+
+use prepare::Yielding;
+use select::Place;
+use service::{Busy, Service};
+use settings::Settings;
+use std::mem;
+use tally_fairness::{Due, Floors, Rounds};
+use tally_forms::Forms;
+use tally_sdk::host::{self, Gauge};
+use tally_sdk::{
+    Activity, Answer, Client, ClientId, Clients, Counters, Decision, Launch, Level, Membership,
+    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, Units, WINDOW_OPEN,
+};
+
+tally_sdk::reasons! {
+    Strict = "a service that must be served strictly is at work",
+    IdleGap = "the idle gap after a service's unit",
+    NoSlack = "the open step has no slack left for it",
+    NextStep = "the next step would have no slack for it",
+    NotItsTurn = "other best-effort clients' share of the GPU",
+    Alone = "no high-priority client is connected",
+    Free = "each service bears all SMs beside its steps",
+    Between = "no step is open",
+    Narrow = "it has no more blocks than the width beside the step",
+    Width = "the width beside the step",
+    Slack = "within the slack of the step",
+    Yielding = "in a form that yields before the slack is used up",
+    Overdue = "it has waited for too long",
+    Floor = "less than the client's least share of the GPU",
+}
+
+const COUNTERS: [&str; 9] = [
+    "launches_on_width",
+    "launches_whole_in_steps",
+    "launches_between_steps",
+    "launches_overdue",
+    "launches_for_min_share",
+    "steps",
+    "steps_late",
+    "steps_prepared",
+    "steps_prepared_in_vain",
+];
+const ON_WIDTH: usize = 0;
+const IN_STEPS: usize = 1;
+const BETWEEN: usize = 2;
+const OVERDUE: usize = 3;
+const FOR_FLOOR: usize = 4;
+const STEPS: usize = 5;
+const LATE: usize = 6;
+const PREPARED: usize = 7;
+const IN_VAIN: usize = 8;
+
+/// The timer of clients whose launches under way are not to yield any longer.
+const FLOORS: u64 = 0;
+/// The gauge of the 95th percentile follows after so many steps.
+const SHOW_STEPS: u64 = 16;
+/// First word of a line of what is saved.
+const SAVED: &str = "tpot";
+
+/// The policy's memory: who is connected, and what each service leaves to the others.
+pub struct TpotFirst {
+    settings: Settings,
+    time_sliced: bool,
+    services: Vec<Service>,
+    clients: Clients,
+    rounds: Rounds,
+    floors: Floors,
+    forms: Forms,
+    /// What was saved, until clients join; and of services until their first unit.
+    saved_rounds: String,
+    remembered: Vec<[u64; 5]>,
+    busy: Busy,
+    yielding: Yielding,
+    turnaround_ns: u64,
+    /// When the step is predicted for which SMs are taken back.
+    next_ns: u64,
+    high_is_active: bool,
+    /// As the last launch told.
+    sm_count: u32,
+    steps: u64,
+    counters: Counters<9>,
+    strict: Gauge,
+    width_gauge: Gauge,
+    p95_gauge: Gauge,
+}
+
+impl Policy for TpotFirst {
+    fn init(config: &str) -> Result<Self, String> {
+        let (settings, in_force) = Settings::read(config)?;
+        host::log(Level::Info, &in_force);
+        Reason::define_all();
+        Ok(TpotFirst {
+            settings,
+            time_sliced: false,
+            services: Vec::new(),
+            clients: Clients::default(),
+            rounds: Rounds::default(),
+            floors: Floors::default(),
+            forms: Forms::new(&settings.forms, in_force),
+            saved_rounds: String::new(),
+            remembered: Vec::new(),
+            busy: Busy::default(),
+            yielding: Yielding::default(),
+            turnaround_ns: settings.turnaround_ns,
+            next_ns: 0,
+            high_is_active: false,
+            sm_count: 0,
+            steps: 0,
+            counters: Counters::new(COUNTERS),
+            strict: Gauge::new("services_served_strictly"),
+            width_gauge: Gauge::new("width_sms"),
+            p95_gauge: Gauge::new("step_p95_permille"),
+        })
+    }
+
+    fn decide(&mut self, launch: &Launch) -> Answer {
+        if launch.is_high() {
+            return Decision::Run(0).into();
+        }
+        self.counters.tick(launch.now_ns);
+        let due = self.floors.due(launch);
+        if self.floors.take_changed() {
+            self.floors_changed();
+        }
+        let answer = self.decide_by(launch, due == Some(Due::Now));
+        match due {
+            Some(due) => self.with_floor(launch, answer, due),
+            None => answer,
+        }
+    }
+}
+
+impl TpotFirst {
+    /// A best-effort launch, of a client that is due by its floor or not.
+    fn decide_by(&mut self, launch: &Launch, is_due: bool) -> Answer {
+        if launch.high_clients == 0 {
+            return self.alone(launch, is_due);
+        }
+        if self.sm_count != launch.sms() {
+            self.sm_count = launch.sms();
+            self.services.iter_mut().for_each(|one| one.widths.set_sms(launch.sms()));
+        }
+        match self.pick(launch, is_due) {
+            Ok(place) => self.go(launch, place),
+            Err(hold) => hold,
+        }
+    }
+
+    /// Which launch goes next: this one, and where; or not yet.
+    fn pick(&mut self, launch: &Launch, is_due: bool) -> Result<Place, Answer> {
+        if is_due {
+            return Ok(Place::Between);
+        }
+        let place = self.select(launch)?;
+        match self.rounds.hold(launch) {
+            Some(hold) => Err(hold.because(Reason::NotItsTurn)),
+            None => Ok(place),
+        }
+    }
+
+    /// It goes there.
+    fn go(&mut self, launch: &Launch, place: Place) -> Answer {
+        let now_ns = launch.now_ns;
+        let cost_ns = self.cost_ns(launch);
+        let (decision, ns) = self.form(launch, place, cost_ns);
+        let until_ns = now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
+        self.busy.until_ns = self.busy.until_ns.max(until_ns);
+        if let Place::Slack(ns) = place {
+            self.services.iter_mut().for_each(|service| service.takes_slack(ns));
+        } else {
+            self.busy.on_width_until_ns = self.busy.on_width_until_ns.max(until_ns);
+            let width = if let Place::Width(sms) = place { sms } else { u32::MAX };
+            self.services.iter_mut().for_each(|service| service.goes_on_width(width));
+        }
+        if select::yields(launch, decision) {
+            self.starts_yielding(now_ns, launch.kernel, decision, until_ns);
+        }
+        let (counter, reason) = match place {
+            Place::Free => {
+                // Under a lease nobody tells what is under way.
+                self.busy = Busy { until_ns: u64::MAX, on_width_until_ns: u64::MAX };
+                let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+                self.counters.add(IN_STEPS, 1);
+                return Decision::Run(lease).because(Reason::Free);
+            }
+            Place::Between => (BETWEEN, Reason::Between),
+            Place::Narrow => (IN_STEPS, Reason::Narrow),
+            Place::Width(_) => (ON_WIDTH, Reason::Width),
+            Place::Slack(_) => (IN_STEPS, Reason::Slack),
+            Place::Yielding(_) => (IN_STEPS, Reason::Yielding),
+            Place::Overdue => (OVERDUE, Reason::Overdue),
+        };
+        self.counters.add(counter, 1);
+        decision.because(reason)
+    }
+
+    /// While no high-priority client is connected.
+    fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
+        if !is_due && let Some(hold) = self.rounds.hold(launch) {
+            return hold.because(Reason::NotItsTurn);
+        }
+        let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+        Decision::Run(lease).because(Reason::Alone)
+    }
+
+    /// The answer to a launch of a client that has a floor.
+    fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
+        let decision = match due.shorten(answer.decision) {
+            // What it has had is to be looked at with each launch.
+            Decision::Run(_) if launch.high_clients > 0 => Decision::Run(0),
+            decision => decision,
+        };
+        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
+            return decision.because(answer.reason);
+        }
+        if !self.time_sliced && launch.high_clients > 0 {
+            self.floors.wake(launch.now_ns, launch.client, FLOORS);
+        }
+        if due == Due::Now && (launch.high_active() || self.rounds.is_shared()) {
+            self.counters.add(FOR_FLOOR, 1);
+            return decision.because(Reason::Floor);
+        }
+        decision.because(answer.reason)
+    }
+
+    /// A client is due by its floor, and its launches do not yield, or it is no longer.
+    fn floors_changed(&mut self) {
+        if self.yielding.is_on() {
+            let floors = &self.floors;
+            self.clients.best_effort_ids().for_each(|id| host::set_yield(id, !floors.is_due(id)));
+        }
+        self.set_terms();
+    }
+
+    /// A width is another, or whether a service is served strictly.
+    fn changed(&mut self) {
+        self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
+        let is_strict = self.services.iter().any(Service::is_strict);
+        self.width_gauge.set(if is_strict { 0 } else { self.width().into() });
+        self.show_p95();
+        self.set_terms();
+    }
+
+    /// Of the service whose steps come closest to their objective.
+    fn show_p95(&mut self) {
+        let p95 = self.services.iter().filter_map(|service| service.widths.p95()).max();
+        self.p95_gauge.set(p95.unwrap_or(0).into());
+    }
+
+    /// What best effort has under way when a step begins delays it.
+    fn set_terms(&mut self) {
+        let is_alone = self.clients.high() == 0;
+        let is_shared = self.rounds.is_shared();
+        let window_ns = match (self.time_sliced, is_alone) {
+            (true, _) => self.settings.turn_ns,
+            (false, true) => WINDOW_OPEN,
+            (false, false) => self.settings.window_ns,
+        };
+        let turn_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
+        let window_ns = window_ns.min(turn_ns);
+        let leases = !is_shared && (is_alone || self.is_free());
+        if !leases && self.busy.until_ns == u64::MAX {
+            // What the lease let in is within the window.
+            self.busy = Busy::default();
+        }
+        let yields = !self.time_sliced && self.services.iter().any(Service::is_strict);
+        let yields = yields.then_some(self.settings.idle_gap_ns);
+        let floors = &self.floors;
+        self.clients.set_terms_of(|client| Terms {
+            window_ns,
+            leases,
+            yields: yields.filter(|_| !floors.is_due(client)),
+        });
+    }
+
+    fn service(&mut self, client: ClientId) -> Option<&mut Service> {
+        self.services.iter_mut().find(|service| service.client == client)
+    }
+
+    /// What was learned of widths is of these neighbours: how many, and the sum of their ids.
+    fn neighbours(&self) -> [u64; 2] {
+        let ids = || self.clients.best_effort_ids();
+        [ids().count() as u64, ids().map(u64::from).sum()]
+    }
+}
+
+impl Units for TpotFirst {
+    fn began(&mut self, now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64) {
+        let (busy, settings) = (self.busy, self.settings);
+        let neighbours = self.neighbours();
+        let saved = self.remembered.iter().position(|line| line[0] == u64::from(client));
+        let saved = saved.map(|at| self.remembered.swap_remove(at));
+        let Some(service) = self.service(client) else { return };
+        let was_strict = service.is_strict();
+        if let Some([_, own_permille, sms, count, sum]) = saved
+            && [count, sum] == neighbours
+        {
+            service.remember(own_permille as u32, sms as u32);
+        }
+        service.began(now_ns, since_ns, deadline_ns, busy, &settings);
+        let is_strict = service.is_strict();
+        if is_strict != was_strict || saved.is_some() {
+            self.changed();
+        }
+        if is_strict {
+            return;
+        }
+        self.take_back_in_step(now_ns);
+    }
+
+    fn ended(&mut self, now_ns: u64, client: ClientId, units: u32, took_ns: u64) {
+        let settings = self.settings;
+        let Some(service) = self.service(client) else { return };
+        let was_strict = service.is_strict();
+        let ended = service.ended(now_ns, units, took_ns, &settings);
+        let (is_strict, own) = (service.is_strict(), service.own_permille());
+        if ended.permille.is_some() {
+            self.steps = self.steps.wrapping_add(1);
+            self.counters.add(STEPS, 1);
+            self.counters.add(LATE, ended.late.into());
+        }
+        if is_strict != was_strict {
+            let own = own.map_or("not known".into(), |own| format!("{own} permille of it"));
+            let late = settings.late_percent_max;
+            let text = match is_strict {
+                true => format!(
+                    "service {client}: more than {late} % of its latest steps took longer than its objective, so others wait \
+                     during its steps; alone a step takes {own}"
+                ),
+                false => {
+                    format!("service {client} keeps its objective again; others run beside it")
+                }
+            };
+            host::log(Level::Info, &text);
+        }
+        if ended.changed {
+            self.changed();
+        } else if self.steps.is_multiple_of(SHOW_STEPS) {
+            self.show_p95();
+        }
+        if !self.is_in_step(now_ns) {
+            self.set_yield(now_ns, false);
+            self.prepare(now_ns);
+        }
+    }
+}
+
+/// A unit without high-priority work holds nothing back for long, and takes it back when there is some again.
+impl Activity for TpotFirst {
+    fn high_started(&mut self, now_ns: u64) {
+        self.high_is_active = true;
+        if self.is_in_step(now_ns) {
+            self.take_back_in_step(now_ns);
+        }
+    }
+
+    fn high_ended(&mut self, _now_ns: u64) {
+        self.high_is_active = false;
+        if self.yielding.is_on() {
+            host::set_timer(select::GAP_NS, prepare::GAP);
+        }
+    }
+}
+
+impl Timer for TpotFirst {
+    fn fired(&mut self, now_ns: u64, token: u64) {
+        if token != FLOORS {
+            return self.timer(now_ns, token);
+        }
+        self.floors.fired(now_ns, FLOORS);
+        if self.floors.take_changed() {
+            self.floors_changed();
+        }
+    }
+}
+
+impl Membership for TpotFirst {
+    fn joined(&mut self, now_ns: u64, client: &Client) {
+        if self.clients.high() + self.clients.best_effort() == 0 {
+            // The core knows it once it has clients.
+            self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
+            if self.time_sliced {
+                let text = "contexts take turns, so launches are not limited to some SMs: they wait if a step would be late";
+                host::log(Level::Info, text);
+            }
+            let rounds = match self.time_sliced {
+                true => Rounds::one_at_a_time(self.settings.turn_ns),
+                false => Rounds::side_by_side(self.settings.turn_ns),
+            };
+            let saved = mem::take(&mut self.saved_rounds);
+            self.rounds = rounds.after(&saved);
+            if !saved.is_empty() {
+                self.floors = Floors::read(&saved);
+                self.floors.wake_again(now_ns, FLOORS);
+            }
+        }
+        self.clients.joined(client);
+        self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, true));
+        match client.class {
+            PriorityClass::High => {
+                let mut service = Service::new(client.id, self.sm_count, &self.settings);
+                service.ask(now_ns);
+                self.services.push(service);
+            }
+            PriorityClass::BestEffort => self.rounds.joined(client),
+        }
+        self.changed();
+    }
+
+    fn left(&mut self, now_ns: u64, client: ClientId) {
+        self.services.retain(|service| service.client != client);
+        self.clients.left(client);
+        self.rounds.left(client);
+        self.floors.left(client);
+        self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, false));
+        self.changed();
+        if !self.is_in_step(now_ns) {
+            self.set_yield(now_ns, false);
+        }
+        self.counters.hand_over();
+        self.forms.hand_over();
+    }
+}
+
+/// What was measured of kernels outlives a reload, from and for `tally-priority` too, and what services left to the same
+/// neighbours.
+impl Stateful for TpotFirst {
+    fn snapshot(&self) -> Saved {
+        let [count, sum] = self.neighbours();
+        let line = |service: &Service| {
+            let own = service.own_permille()?;
+            let sms = service.widths.sms();
+            Some(format!("{SAVED} {} {own} {sms} {count} {sum}\n", service.client))
+        };
+        let services: String = self.services.iter().filter_map(line).collect();
+        self.forms.snapshot(&(self.rounds.saved() + &self.floors.saved() + &services))
+    }
+
+    fn restore(&mut self, from: &Saved) -> Result<(), String> {
+        self.saved_rounds = self.forms.restore(from)?;
+        let read = |line: &str| {
+            let words = line.strip_prefix(SAVED)?.split_ascii_whitespace();
+            let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+            numbers.try_into().ok()
+        };
+        self.remembered = self.saved_rounds.lines().filter_map(read).collect();
+        Ok(())
+    }
+}
+
+tally_sdk::export!(TpotFirst: activity, units, membership, timer, state);
+
+#[cfg(test)]
+mod tests;
