@@ -26,8 +26,7 @@
 mod room;
 
 use room::Room;
-use std::mem;
-use tally_fairness::{Due, Floors, Rounds};
+use tally_fairness::{Due, Floors, Rounds, SavedRounds};
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::config::Config;
 use tally_sdk::{
@@ -71,7 +70,7 @@ pub struct Throughput {
     floors: Floors,
     room: Room,
     /// What was saved of shares, until clients join.
-    saved: String,
+    saved: Option<(SavedRounds, Floors)>,
     counters: Counters<3>,
 }
 
@@ -92,7 +91,7 @@ impl Policy for Throughput {
             rounds: Rounds::default(),
             floors: Floors::default(),
             room: Room::default(),
-            saved: String::new(),
+            saved: None,
             counters: Counters::new(COUNTERS),
         })
     }
@@ -158,9 +157,13 @@ impl Membership for Throughput {
                 true => Rounds::one_at_a_time(self.settings.turn_ns),
                 false => Rounds::side_by_side(self.settings.turn_ns),
             };
-            let saved = mem::take(&mut self.saved);
-            self.rounds = rounds.after(&saved);
-            self.floors = Floors::read(&saved);
+            self.rounds = match self.saved.take() {
+                Some((saved, floors)) => {
+                    self.floors = floors;
+                    rounds.after(saved)
+                }
+                None => rounds,
+            };
         }
         self.clients.joined(client);
         if client.class == PriorityClass::BestEffort {
@@ -187,7 +190,8 @@ impl Stateful for Throughput {
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.saved = Reader::new(from, FORMAT, VERSION)?.get()?;
+        let saved: String = Reader::new(from, FORMAT, VERSION)?.get()?;
+        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
         Ok(())
     }
 }

@@ -41,8 +41,7 @@ use prepare::Yielding;
 use select::Place;
 use service::{Busy, Service};
 use settings::Settings;
-use std::mem;
-use tally_fairness::{Due, Floors, Rounds};
+use tally_fairness::{Due, Floors, Rounds, SavedRounds};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
@@ -105,7 +104,7 @@ pub struct TpotFirst {
     floors: Floors,
     forms: Forms,
     /// What was saved, until clients join; and of services until their first unit.
-    saved_rounds: String,
+    saved: Option<(SavedRounds, Floors)>,
     remembered: Vec<[u64; 5]>,
     busy: Busy,
     yielding: Yielding,
@@ -135,7 +134,7 @@ impl Policy for TpotFirst {
             rounds: Rounds::default(),
             floors: Floors::default(),
             forms: Forms::new(&settings.forms, in_force),
-            saved_rounds: String::new(),
+            saved: None,
             remembered: Vec::new(),
             busy: Busy::default(),
             yielding: Yielding::default(),
@@ -425,12 +424,14 @@ impl Membership for TpotFirst {
                 true => Rounds::one_at_a_time(self.settings.turn_ns),
                 false => Rounds::side_by_side(self.settings.turn_ns),
             };
-            let saved = mem::take(&mut self.saved_rounds);
-            self.rounds = rounds.after(&saved);
-            if !saved.is_empty() {
-                self.floors = Floors::read(&saved);
-                self.floors.wake_again(now_ns, FLOORS);
-            }
+            self.rounds = match self.saved.take() {
+                Some((saved, floors)) => {
+                    self.floors = floors;
+                    self.floors.wake_again(now_ns, FLOORS);
+                    rounds.after(saved)
+                }
+                None => rounds,
+            };
         }
         self.clients.joined(client);
         self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, true));
@@ -475,13 +476,14 @@ impl Stateful for TpotFirst {
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
-        self.saved_rounds = self.forms.restore(from)?;
+        let saved = self.forms.restore(from)?;
+        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
         let read = |line: &str| {
             let words = line.strip_prefix(SAVED)?.split_ascii_whitespace();
             let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
             numbers.try_into().ok()
         };
-        self.remembered = self.saved_rounds.lines().filter_map(read).collect();
+        self.remembered = saved.lines().filter_map(read).collect();
         Ok(())
     }
 }
