@@ -53,7 +53,7 @@ const ISSUES: usize = 1;
 const JOINS: usize = 2;
 /// Calls under way that put work into streams.
 static ENTERED: AtomicU32 = AtomicU32::new(0);
-/// See [`enqueued`].
+/// Counts what [`while_open_unjoined`] runs, and more for batches.
 static ENQUEUED: AtomicU64 = AtomicU64::new(0);
 /// What a call counts that may put very much into a stream.
 const BATCH: u64 = 1_024;
