@@ -50,7 +50,7 @@ impl Maker {
     fn step(&mut self, (on, thread): (Id, Id), word: Word, of_device: bool) -> Timeline {
         let value = self.rng.u32(0..1_000);
         let fold = Kernel::Fold { word, value, loops: self.loops() };
-        let work = match self.rng.u32(0..14) {
+        let work = match self.rng.u32(0..13) {
             0 if !of_device => Work::HostFold { word, value },
             _ if !of_device => kernel(fold),
             0 | 1 => {
@@ -76,12 +76,12 @@ impl Maker {
                 let wait = Op::Sync { target: Target::Stream(on), asking: false };
                 return vec![(thread, wait), (thread, Op::CopyNow { from: word, to })];
             }
-            9 | 10 => {
+            9 => {
                 // More than a whole GPU holds at once: on fewer SMs they follow one another directly.
                 let blocks = self.rng.u32(150..250);
-                let count = Kernel::Count { word, blocks, loops: self.loops() / 4, apart: true };
+                let count = Kernel::Count { word, blocks, loops: self.rng.u32(0..8), apart: true };
                 let submit = (thread, Op::Submit { on, work: kernel(count) });
-                return vec![submit; self.rng.usize(1..=4)];
+                return vec![submit; self.rng.usize(2..=4)];
             }
             _ => kernel(fold),
         };
