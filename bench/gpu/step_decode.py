@@ -28,8 +28,13 @@ BESIDE = ("gpt2-train", "llama-prefill")
 # slo-herald with an objective for tokens only, and with the same one for units of work (a step, or a chunk of a prefill).
 HERALDS = {"herald-mps": "tally-mps", "herald-mps-slo": "tally-mps, objective for units too"}
 step_pairs.MODES.update({mode: (label, "slo-herald", "mps") for mode, label in HERALDS.items()})
+# DetShare's policies, with an objective for tokens.
+DETSHARE = ("tpot-first", "throughput")
+step_pairs.MODES.update({policy: ("tally-mps", policy, "mps") for policy in DETSHARE})
+# What learns an objective.
+LEARNS = (*HERALDS, *DETSHARE)
 WIDTHS = step_frontier.WIDTHS
-MODES = ("plain", "mps", "mps-priority", *(f"mps-{width}" for width in WIDTHS), "priority-timeslice", "priority-mps", *HERALDS)
+MODES = ("plain", "mps", "mps-priority", *(f"mps-{width}" for width in WIDTHS), "priority-timeslice", "priority-mps", *LEARNS)
 LOADS = {"full": None, "half": 0.5}
 # How far its logits may be from those without a KV cache; with a wrong cache it is about 1.
 OFF_MAX = 0.1
@@ -213,7 +218,7 @@ def measure(suite, alone, mode, job, load, hp, be, own, core, same_tokens):
     args, (label, policy, _) = suite.args, step_pairs.MODES[mode]
     if core:
         set_target(core, hp.name, mode, alone.target_ms(load, args.times))
-    if mode in HERALDS:
+    if mode in LEARNS:
         together(args, alone, job, load, hp, be, args.warm, args.learn_seconds)
     before = counted(core, hp.name) if core else None
     served, trained = together(args, alone, job, load, hp, be, args.warm, args.seconds)
