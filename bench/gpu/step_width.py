@@ -2,8 +2,8 @@
 
 For each training and width one core in `mps` with the training as its only client, under the policy `random-forms` with
 one form: launches that are offered it run on so many SMs. The first run only has kernels' forms made. The base is the
-same under `fifo`, where all launches run whole. Counted: launches on some of the SMs, and those directly behind another
-one, with no event between them.
+same under `fifo`, where all launches run whole. With `put_off_joins` and without. Counted: launches on some of the SMs,
+and those directly behind another one, with no event between them.
 """
 
 from clients import Client, soon, started
@@ -12,7 +12,7 @@ from tally import Core, client, launches, shortfalls
 
 POLICY = "../test-policies/random-forms"
 # SMs kept free for each width: one green context each.
-CORE = "[sm_limits]\nreserve_sms = [16, 68]\n"
+CORE = "[sm_limits]\nreserve_sms = [16, 68]\nput_off_joins = {}\n"
 SMS = (116, 64)
 TRAININGS = ("gpt2-train", "resnet50-train", "lstm-train")
 # Nothing was measured of a width at which fewer launches had it.
@@ -26,11 +26,11 @@ def counts(core, name):
     return launches(entry)["total"], cut["sm_limited"], cut["sm_limited_consecutive"]
 
 
-def measure(suite, job, sms, failures):
+def measure(suite, job, sms, puts_off, failures):
     """One core, one row; `sms` is `None` for the base."""
-    args, name = suite.args, f"{job}-{sms or 'whole'}"
+    args, name = suite.args, f"{job}-{sms or 'whole'}{'-put-off' if puts_off else ''}"
     file = suite.work / f"width-{name}.toml"
-    file.write_text(CORE)
+    file.write_text(CORE.format(str(puts_off).lower()))
     policy, config = ("fifo", None) if sms is None else (POLICY, f"form = 2\nsms = {sms}\nseed = 1\n")
     with Core(suite, f"width-{name}", policy, "mps", config, ["--config", file]) as core:
         be = Client(suite, f"be-{name}", [job], core, "best-effort")
@@ -41,7 +41,7 @@ def measure(suite, job, sms, failures):
                 before = counts(core, be.name)
                 trained = be.ask("train", job=job, start_at=soon(), seconds=args.seconds, timeout_s=args.seconds + 60)
             made, limited, consecutive = (now - then for now, then in zip(counts(core, be.name), before, strict=True))
-    row = {"job": job, "sms": sms, "steps_per_s": round(trained["steps_per_s"], 4)}
+    row = {"job": job, "sms": sms, "put_off_joins": puts_off, "steps_per_s": round(trained["steps_per_s"], 4)}
     row |= {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive}
     if sms is not None and limited < LIMITED_SHARE_MIN * made:
         failures.add(f"{name}: only {limited} of {made} launches were on some of the SMs")
@@ -52,9 +52,9 @@ def main(suite):
     """Training by training, width by width."""
     failures, rows = Failures(), []
     for job in suite.args.jobs.split(","):
-        for sms in (None, *SMS):
+        for sms, puts_off in ((None, False), *((sms, puts_off) for sms in SMS for puts_off in (False, True))):
             with failures.guard(f"{job} on {sms or 'all'} SMs"):
-                rows.append(measure(suite, job, sms, failures))
+                rows.append(measure(suite, job, sms, puts_off, failures))
                 print(rows[-1], flush=True)
                 suite.write("width.json", {"rows": rows})
     return failures.messages

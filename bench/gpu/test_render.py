@@ -265,11 +265,11 @@ class Renderer(unittest.TestCase):
         self.assertIn(expected, self.text())
 
     def test_a_width_is_shown_over_all_sms(self):
-        whole = {"job": "gpt2-train", "sms": None, "steps_per_s": 10.0, "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}
-        self.put("width.json", {"rows": [whole, {**whole, "sms": 116, "steps_per_s": 8.5, "sm_limited": 400, "sm_limited_consecutive": 380}]})
+        whole = {"job": "gpt2-train", "sms": None, "put_off_joins": False, "steps_per_s": 10.0, "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}
+        self.put("width.json", {"rows": [whole, {**whole, "sms": 116, "put_off_joins": True, "steps_per_s": 8.5, "sm_limited": 400, "sm_limited_consecutive": 380}]})
         text = self.text()
-        self.assertIn("| gpt2-train | all | 10.00 | 1.000 | 500 | 0 | 0 |", text)
-        self.assertIn("| gpt2-train | 116 | 8.50 | 0.850 | 500 | 400 | 380 |", text)
+        self.assertIn("| gpt2-train | all |  | 10.00 | 1.000 | 500 | 0 | 0 |", text)
+        self.assertIn("| gpt2-train | 116 | yes | 8.50 | 0.850 | 500 | 400 | 380 |", text)
 
     def test_figures_of_hostile_clients(self):
         quantiles = {"p50": 10, "p99": 20}

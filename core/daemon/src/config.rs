@@ -255,11 +255,15 @@ pub struct SmLimits {
     /// that many SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
+    /// Whether a stream waits for its SM-limited launches only once something else could see them. Then launches that
+    /// follow one another need no event between them. Not run on a GPU yet. Libraries that put work into a program's
+    /// stream by calls that the core's shim does not see could see such launches too early; those known are excepted.
+    pub put_off_joins: bool,
 }
 
 impl Default for SmLimits {
     fn default() -> Self {
-        SmLimits { reserve_sms: vec![16, 32, 64] }
+        SmLimits { reserve_sms: vec![16, 32, 64], put_off_joins: false }
     }
 }
 
@@ -452,6 +456,7 @@ impl Config {
             rescue_ms: self.rewrite.rescue_ms,
             cache_mib: self.rewrite.cache_mib,
             reserve_sms: self.sm_limits.reserve_sms.clone(),
+            puts_off_joins: self.sm_limits.put_off_joins,
         }
     }
 

@@ -145,6 +145,8 @@ pub struct RewriteSettings {
     pub cache_mib: u32,
     /// Keep so many SMs free: one green context each is made. Empty: none.
     pub reserve_sms: Vec<u32>,
+    /// Streams wait for their SM-limited launches only once something else could see those.
+    pub puts_off_joins: bool,
 }
 
 /// First byte of a payload that is a [`Notice`]; that of a [`Hello`] is 0 or 1.
@@ -341,8 +343,14 @@ impl Welcome {
         }
         w.u64(self.spin_ns);
         w.u8(self.fail_hold.into());
-        let RewriteSettings { enabled, vendor_libraries, rescue_ms, cache_mib, reserve_sms } =
-            &self.rewrite;
+        let RewriteSettings {
+            enabled,
+            vendor_libraries,
+            rescue_ms,
+            cache_mib,
+            reserve_sms,
+            puts_off_joins,
+        } = &self.rewrite;
         w.u8((*enabled).into());
         w.u8((*vendor_libraries).into());
         w.u32(*rescue_ms);
@@ -351,6 +359,7 @@ impl Welcome {
         for sms in reserve_sms.iter().take(RESERVES_MAX) {
             w.u32(*sms);
         }
+        w.u8((*puts_off_joins).into());
         w.0
     }
 
@@ -404,6 +413,7 @@ impl Welcome {
                     }
                     (0..n).map(|_| r.u32()).collect::<Result<_, _>>()?
                 },
+                puts_off_joins: r.flag()?,
             },
         })
     }
@@ -452,7 +462,7 @@ mod tests {
                 sharing: SharingMode::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
                 rewrite: RewriteSettings {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, cache_mib: id / 2,
-                    reserve_sms: vec![8, id],
+                    reserve_sms: vec![8, id], puts_off_joins: high,
                 },
             };
             prop_assert_eq!(Welcome::decode(&w.encode()).unwrap(), w);

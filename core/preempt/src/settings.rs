@@ -7,10 +7,12 @@ use tally_ipc::wire::RewriteSettings;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static REWRITES: AtomicBool = AtomicBool::new(false);
 static VENDOR: AtomicBool = AtomicBool::new(false);
+static PUTS_OFF_JOINS: AtomicBool = AtomicBool::new(false);
 static RESCUE_MS: AtomicU32 = AtomicU32::new(50);
 
 pub(crate) fn configure(rewrite: &RewriteSettings) {
     VENDOR.store(rewrite.vendor_libraries, Relaxed);
+    PUTS_OFF_JOINS.store(rewrite.puts_off_joins, Relaxed);
     RESCUE_MS.store(rewrite.rescue_ms.max(1), Relaxed);
 }
 
@@ -34,6 +36,11 @@ pub fn rewrites() -> bool {
 /// Kernels of closed libraries may be transformed.
 pub fn takes_vendor() -> bool {
     VENDOR.load(Relaxed)
+}
+
+/// Whether streams wait for their SM-limited launches only once something else could see those.
+pub(crate) fn puts_off_joins() -> bool {
+    PUTS_OFF_JOINS.load(Relaxed)
 }
 
 /// How long a launch may take to yield.

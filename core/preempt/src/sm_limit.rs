@@ -22,7 +22,7 @@ use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, BACKLOG_MAX};
-use crate::{joins, kernels, transformed};
+use crate::{joins, kernels, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -311,7 +311,7 @@ pub fn launch(
     }
     joins::open(slot, limited, home, planned.is_blocking);
     // Asked here: a capture that begins joins what is open by then.
-    if host().joins_at_once(slot, stream) {
+    if !settings::puts_off_joins() || host().joins_at_once(slot, stream) {
         joins::one(slot);
     }
     if is_consecutive {

@@ -43,6 +43,7 @@ fn welcome() -> Welcome {
             rescue_ms: 5_000,
             cache_mib: 0,
             reserve_sms: Vec::new(),
+            puts_off_joins: true,
         },
         ..common::welcome()
     }

@@ -184,7 +184,9 @@ impl Plan {
         let gpu = usize::from(self.device == tally_harness::Device::Cuda);
         let widths = setup.reserve_sms[gpu];
         let vendor = if self.vendor { "vendor_libraries = true\n" } else { "" };
-        format!("{CORE}{vendor}[sm_limits]\nreserve_sms = {widths:?}\n")
+        // With the default, too.
+        let put_off = setup.policy != "tally-priority";
+        format!("{CORE}{vendor}[sm_limits]\nreserve_sms = {widths:?}\nput_off_joins = {put_off}\n")
     }
 }
 
