@@ -66,7 +66,8 @@ fn is_told_right(case: Case, service: &Service, said: &serde_json::Value) -> Res
     let (p50_ms, most_ms) = (own("p50_ms")?, own("most_ms")?);
     // Figures are kept to a hundredth; a busy machine may take a thread's CPU between two clocks.
     ensure!(service.p99_ms <= most_ms * 1.01, "{told}");
-    ensure!((0.95 * p50_ms - 0.1..=1.01 * p50_ms).contains(&service.p50_ms), "{told}");
+    // Its median may be the request behind the one in the middle.
+    ensure!((0.95 * p50_ms - 0.1..=1.01 * p50_ms + 0.002).contains(&service.p50_ms), "{told}");
     Ok(())
 }
 
