@@ -2,12 +2,10 @@
 """Makes `docs/results.md` from `docs/results/*.json`. Standard library only; needs no GPU.
 
 render.py [--import OUT] [--check]
-  --import OUT   first take over the result files of a suite run: pair rows
-                 replace those of the same key, other files are replaced whole
+  --import OUT   first take over a suite run's files: pair rows by their key, others whole
   --check        change nothing; exit 1 if docs/results.md is not what it would write
 
-What misses a promise, or was measured with something not in force, gets a
-footnote; all footnotes are listed under "What falls short".
+What misses a promise, or had something not in force, gets a footnote, listed under "What falls short".
 """
 
 import argparse

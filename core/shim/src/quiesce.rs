@@ -36,7 +36,7 @@ use tally_preempt::{joins, may_need_help};
 
 /// Longer than the driver takes to load code into an idle context.
 const LOAD_MAX: Duration = Duration::from_secs(5);
-/// Launches stand aside in vain for at most one part in so many of the time.
+/// Launches wait in vain for code to be loaded for at most one part in so many of the time.
 const PATIENT_SHARE: u64 = 20;
 /// When they may again.
 static PATIENT_AGAIN_NS: AtomicU64 = AtomicU64::new(0);
