@@ -1,7 +1,7 @@
 //! What outlives a reload: who owes time, and whose turn it is.
 
-use super::{Member, Rounds, Used};
-use tally_sdk::{Client, ClientId};
+use super::{Floors, Member, Rounds, Used};
+use tally_sdk::{Client, ClientId, SharingMode};
 
 /// First words of the lines.
 const ROUND: &str = "round";
@@ -48,6 +48,24 @@ impl Rounds {
         put_line(&mut lines, ROUND, round);
         self.members.iter().for_each(|member| member.save(&mut lines));
         lines
+    }
+
+    /// As the first client joins: before, the core does not know how clients share the GPU. Goes on from what was saved of
+    /// rounds and floors.
+    #[must_use]
+    pub fn begin(
+        mode: SharingMode,
+        turn_ns: u64,
+        saved: Option<(SavedRounds, Floors)>,
+        floors: &mut Floors,
+    ) -> Self {
+        let rounds = match mode {
+            SharingMode::Concurrent => Rounds::side_by_side(turn_ns),
+            SharingMode::TimeSliced => Rounds::one_at_a_time(turn_ns),
+        };
+        let Some((saved, saved_floors)) = saved else { return rounds };
+        *floors = saved_floors;
+        rounds.after(saved)
     }
 
     /// Go on from there as soon as the clients join: of the same turn and sharing mode only.

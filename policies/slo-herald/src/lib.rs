@@ -344,19 +344,11 @@ impl Membership for Herald {
     fn joined(&mut self, now_ns: u64, client: &Client) {
         if self.clients.high() + self.clients.best_effort() == 0 {
             // The core knows it once it has clients.
-            self.time_sliced = host::sharing_mode() == SharingMode::TimeSliced;
-            let rounds = match self.time_sliced {
-                true => Rounds::one_at_a_time(self.settings.turn_ns),
-                false => Rounds::side_by_side(self.settings.turn_ns),
-            };
-            self.rounds = match self.saved.take() {
-                Some((saved, floors)) => {
-                    self.floors = floors;
-                    self.floors.wake_again(now_ns, FLOORS);
-                    rounds.after(saved)
-                }
-                None => rounds,
-            };
+            let mode = host::sharing_mode();
+            self.time_sliced = mode == SharingMode::TimeSliced;
+            self.rounds =
+                Rounds::begin(mode, self.settings.turn_ns, self.saved.take(), &mut self.floors);
+            self.floors.wake_again(now_ns, FLOORS);
         }
         self.clients.joined(client);
         match client.class {

@@ -223,18 +223,9 @@ impl Priority {
                 host::log(Level::Info, in_force);
             }
             self.settings = *settings;
-            let rounds = match mode {
-                SharingMode::Concurrent => Rounds::side_by_side(settings.turn_ns),
-                SharingMode::TimeSliced => Rounds::one_at_a_time(settings.turn_ns),
-            };
-            self.rounds = match self.saved.take() {
-                Some((saved, floors)) => {
-                    self.floors = floors;
-                    self.floors.wake_again(now_ns, FLOORS);
-                    rounds.after(saved)
-                }
-                None => rounds,
-            };
+            self.rounds =
+                Rounds::begin(mode, settings.turn_ns, self.saved.take(), &mut self.floors);
+            self.floors.wake_again(now_ns, FLOORS);
         }
     }
 
