@@ -225,6 +225,8 @@ pub(crate) struct Client {
     /// Its floor, permille; 0: none.
     pub min_share_permille: u32,
     pub backlog: Backlog,
+    /// [`Clients`](crate::clients::Clients) knows that it may have changed.
+    pub is_noted: bool,
     /// Orders best-effort clients among themselves: the least served goes first.
     pub served_ns: u64,
     pub stats: ClientStats,
@@ -264,6 +266,7 @@ impl Client {
             tokens: RecentUnits::default(),
             min_share_permille: 0,
             backlog: Backlog::default(),
+            is_noted: false,
             served_ns,
             stats: ClientStats::default(),
         }

@@ -30,6 +30,7 @@ pub use state::{ClientState, WaitsFor};
 pub use units::{EndedUnits, OpenUnit};
 
 use crate::client::{Client, ClientStats, Granted, Submission};
+use crate::clients::Clients;
 use crate::policy::{
     Class, ClientId, ClientInfo, Command, Context, Decision, Event, Fault, FaultKind, KernelId,
     Policy, SharingMode, Subscriptions, World,
@@ -123,7 +124,7 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     config: EngineConfig,
     policy: P,
     context: Context,
-    clients: BTreeMap<ClientId, Client>,
+    clients: Clients,
     /// The policy is switched off; what it had set up is undone.
     disabled: bool,
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
@@ -173,7 +174,7 @@ impl<P: Policy> Engine<P> {
                 world: Box::new(World { sharing: config.sharing, ..World::default() }),
                 ..Context::default()
             },
-            clients: BTreeMap::new(),
+            clients: Clients::default(),
             disabled: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
@@ -313,7 +314,7 @@ impl<P: Policy> Engine<P> {
     /// A client is gone; all of it is forgotten but its kernels' profiles.
     pub fn client_left(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
         self.end_open_unit(now_ns, client, out);
-        let Some(old) = self.clients.remove(&client) else { return };
+        let Some(old) = self.clients.remove(client) else { return };
         self.forget(now_ns, &old);
         self.context.world.clients.remove(&client);
         self.note_high(now_ns, None, out);
@@ -331,7 +332,7 @@ impl<P: Policy> Engine<P> {
         out: &mut Vec<Action>,
     ) -> bool {
         let high_active = self.high_active;
-        let Some(c) = self.clients.get_mut(&client) else { return false };
+        let Some(c) = self.clients.get_mut(client) else { return false };
         c.stats.submitted += 1;
         let is_leased = submission.started || submission.ticket < c.granted_until;
         if is_leased {
@@ -355,7 +356,7 @@ impl<P: Policy> Engine<P> {
                 self.best_effort.waits.begin(now_ns);
             }
         }
-        if let Some(c) = self.clients.get_mut(&client) {
+        if let Some(c) = self.clients.get_mut(client) {
             c.note_backlog(now_ns);
         }
         self.settle_one(now_ns, client, out);
@@ -372,7 +373,7 @@ impl<P: Policy> Engine<P> {
         since_ns: u64,
         out: &mut Vec<Action>,
     ) {
-        let Some(c) = self.clients.get_mut(&client) else { return };
+        let Some(c) = self.clients.get_mut(client) else { return };
         if c.info.class != Class::High {
             return;
         }
@@ -453,7 +454,7 @@ impl<P: Policy> Engine<P> {
         self.timer_heap.clear();
         self.context.commands.drain();
         let window_ns = self.config.window_ns;
-        for (&id, c) in &mut self.clients {
+        for (id, c) in self.clients.iter_mut() {
             c.window_ns = window_ns;
             c.yield_asked = false;
             c.auto_yield_ns = None;
@@ -481,9 +482,11 @@ impl<P: Policy> Engine<P> {
     #[inline]
     fn refresh_usage(&mut self) {
         if self.policy.subscriptions().has(Subscriptions::USAGE) {
-            // Both hold the same clients, in the same order.
-            let views = self.context.world.clients.values_mut();
-            views.zip(self.clients.values()).for_each(|(view, c)| view.usage = c.usage());
+            for (client, usage) in self.clients.drain_changed() {
+                if let Some(view) = self.context.world.clients.get_mut(&client) {
+                    view.usage = usage;
+                }
+            }
         }
     }
 
@@ -515,32 +518,32 @@ impl<P: Policy> Engine<P> {
                     }
                 }
                 Command::SetWindow { client, window_ns } => {
-                    if let Some(c) = self.clients.get_mut(&client) {
+                    if let Some(c) = self.clients.get_mut(client) {
                         c.window_ns = window_ns;
                         self.offer_all = true;
                     }
                 }
                 Command::RevokeLease(client) => {
-                    if let Some(c) = self.clients.get_mut(&client)
+                    if let Some(c) = self.clients.get_mut(client)
                         && !c.ungated
                     {
                         set_ungated(client, c, false, out);
                     }
                 }
                 Command::SetYield { client, yielded } => {
-                    if let Some(c) = self.clients.get_mut(&client) {
+                    if let Some(c) = self.clients.get_mut(client) {
                         c.yield_asked = yielded;
                     }
                     self.settle_yield(now_ns, out);
                 }
                 Command::SetAutoYield { client, enabled, idle_ns } => {
-                    if let Some(c) = self.clients.get_mut(&client) {
+                    if let Some(c) = self.clients.get_mut(client) {
                         c.auto_yield_ns = enabled.then_some(idle_ns);
                     }
                     self.settle_yield(now_ns, out);
                 }
                 Command::SetUngated { client, ungated } => {
-                    if let Some(c) = self.clients.get_mut(&client) {
+                    if let Some(c) = self.clients.get_mut(client) {
                         set_ungated(client, c, ungated, out);
                         self.offer_all = true;
                     }

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod clients;
 mod conversions;
 pub mod engine;
 pub mod policy;

@@ -175,3 +175,19 @@ fn usage_is_not_kept_up_for_who_does_not_read_it() {
     assert!(seen.lock().unwrap().iter().all(|(_, usage)| *usage == Usage::default()));
     assert!(!e.policy().wants_usage, "the engine gives its policy by its own type");
 }
+
+#[test]
+fn a_policy_that_takes_over_sees_the_usage_from_before_it() {
+    let config = EngineConfig { window_ns: u64::MAX, ..EngineConfig::default() };
+    let mut e = Engine::with_policy(config, Waits { seen: Arc::default(), wants_usage: false });
+    let mut out = Vec::new();
+    for id in [LOW, OTHER] {
+        e.client_joined(0, info(id, Class::BestEffort), 0, &mut out);
+    }
+    e.submitted(1_000, OTHER, submission(0, None), &mut out);
+    let seen = Arc::default();
+    e.set_policy(2_000, Waits { seen: Arc::clone(&seen), wants_usage: true }, &mut out);
+    e.submitted(3_000, LOW, submission(0, None), &mut out);
+    let busy = Usage { in_flight: 1, backlogged_since_ns: 1_000, ..Usage::default() };
+    assert_eq!(*seen.lock().unwrap(), [(LOW, busy)]);
+}

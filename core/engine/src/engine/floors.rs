@@ -22,7 +22,7 @@ impl<P: Policy> Engine<P> {
         out: &mut Vec<Action>,
     ) {
         let is_best_effort = |c: &&mut crate::client::Client| c.info.class == Class::BestEffort;
-        let Some(c) = self.clients.get_mut(&client).filter(is_best_effort) else { return };
+        let Some(c) = self.clients.get_mut(client).filter(is_best_effort) else { return };
         if std::mem::replace(&mut c.min_share_permille, permille) != permille {
             self.offer_all = true;
             self.settle(now_ns, out);

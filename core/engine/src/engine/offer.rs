@@ -116,7 +116,7 @@ impl<P: Policy> Engine<P> {
         out: &mut Vec<Action>,
     ) -> bool {
         let (waiting_clients, high_clients) = (self.waiting_clients, self.high_clients);
-        let Some(c) = self.clients.get_mut(&id) else { return false };
+        let Some(c) = self.clients.get_mut(id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
         let is_granted = s.ticket < c.granted_until;
@@ -178,7 +178,7 @@ impl<P: Policy> Engine<P> {
             _ => self.ask_rule(&launch),
         };
         self.carry_out(now_ns, out);
-        let Some(c) = self.clients.get_mut(&id) else { return false };
+        let Some(c) = self.clients.get_mut(id) else { return false };
         c.reason = reason;
         c.holds_until_completion = matches!(decision, Decision::HoldUntilCompletion(_));
         self.completion_holds |= c.holds_until_completion;
@@ -211,7 +211,7 @@ impl<P: Policy> Engine<P> {
 
     fn ask_rule(&mut self, launch: &Launch) -> Answer {
         self.stats.built_in_rule_launches += 1;
-        if let Some(c) = self.clients.get_mut(&launch.client) {
+        if let Some(c) = self.clients.get_mut(launch.client) {
             c.stats.built_in_rule += 1;
         }
         built_in_rule(launch, self.config.built_in_rule_idle_ns).into()
@@ -227,7 +227,7 @@ impl<P: Policy> Engine<P> {
         out: &mut Vec<Action>,
     ) {
         let high_active = self.high_active;
-        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(c) = self.clients.get_mut(id) else { return };
         let Some(w) = c.waiting.pop_front() else { return };
         self.waiting_clients -= u32::from(c.waiting.is_empty());
         if c.info.class == Class::BestEffort {
@@ -287,7 +287,7 @@ impl<P: Policy> Engine<P> {
             // A launch granted to a client that is to yield starts by yielding.
             self.settle_yield(now_ns, out);
         }
-        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(c) = self.clients.get_mut(id) else { return };
         if c.info.class == Class::High {
             self.note_high(now_ns, None, out);
         }
@@ -318,7 +318,7 @@ impl<P: Policy> Engine<P> {
         self.policy.count_fault(now_ns, &fault);
         self.count_fault(fault, out);
         let mut waiting: Vec<ClientId> = Vec::new();
-        for (&id, c) in self.clients.iter_mut().filter(|(_, c)| !c.waiting.is_empty()) {
+        for (id, c) in self.clients.iter_mut().filter(|(_, c)| !c.waiting.is_empty()) {
             c.left_to_rule = c.waiting.len();
             waiting.push(id);
         }

@@ -44,7 +44,7 @@ impl<P: Policy> Engine<P> {
         most: usize,
         out: &mut Vec<Action>,
     ) -> Progress {
-        let Some(c) = self.clients.get_mut(&client) else {
+        let Some(c) = self.clients.get_mut(client) else {
             return Progress { ended: 0, is_all: true };
         };
         let is_next_granted =
@@ -150,7 +150,7 @@ impl<P: Policy> Engine<P> {
     /// A launch of this client ended: whom the policy holds until then is offered again.
     fn end_completion_holds(&mut self, now_ns: u64, ended: ClientId) {
         self.completion_holds = false;
-        for (&id, c) in self.clients.iter_mut().filter(|(_, c)| c.holds_until_completion) {
+        for (id, c) in self.clients.iter_mut().filter(|(_, c)| c.holds_until_completion) {
             if id == ended {
                 self.completion_holds = true;
             } else {

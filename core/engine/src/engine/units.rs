@@ -33,7 +33,7 @@ impl<P: Policy> Engine<P> {
     /// A client's objective from now on. Its latest units begin anew. False for a client that has no units.
     pub fn set_objective(&mut self, client: ClientId, objective: Option<Objective>) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
-        let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return false };
+        let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
         view.objective = objective;
         c.units.clear();
         c.units.show(view);
@@ -44,7 +44,7 @@ impl<P: Policy> Engine<P> {
     /// has no units.
     pub fn set_token_objective(&mut self, client: ClientId, tpot_ns: Option<u64>) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
-        let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return false };
+        let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
         c.tokens.clear();
         view.tokens = tpot_ns.map(|tpot_ns| {
             let before = view.tokens.unwrap_or(TokensView::new(tpot_ns));
@@ -57,7 +57,7 @@ impl<P: Policy> Engine<P> {
     pub fn forget_tokens(&mut self, client: ClientId) {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let tokens = view.and_then(|view| view.tokens.as_mut());
-        if let (Some(tokens), Some(c)) = (tokens, self.clients.get_mut(&client)) {
+        if let (Some(tokens), Some(c)) = (tokens, self.clients.get_mut(client)) {
             c.tokens.clear();
             *tokens = TokensView::new(tokens.tpot_ns);
         }
@@ -67,7 +67,7 @@ impl<P: Policy> Engine<P> {
     pub fn tokens_ended(&mut self, client: ClientId, tokens: u32, took_ns: u64) {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let Some(view) = view.and_then(|view| view.tokens.as_mut()) else { return };
-        let Some(c) = self.clients.get_mut(&client) else { return };
+        let Some(c) = self.clients.get_mut(client) else { return };
         view.count = view.count.saturating_add(tokens.into());
         if took_ns <= view.tpot_ns {
             view.within = view.within.saturating_add(tokens.into());
@@ -79,7 +79,7 @@ impl<P: Policy> Engine<P> {
     /// What was counted of a client's units does not tell of those to come.
     pub fn forget_units(&mut self, client: ClientId) {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
-        if let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) {
+        if let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) {
             c.units.clear();
             *view = ServiceView {
                 open_since_ns: view.open_since_ns,
@@ -142,7 +142,7 @@ impl<P: Policy> Engine<P> {
     ) {
         let EndedUnits { units, took_ns } = ended;
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
-        let (Some(view), Some(c)) = (view, self.clients.get_mut(&client)) else { return };
+        let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return };
         (view.open_since_ns, view.open_is_token) = (NEVER, false);
         view.units = view.units.saturating_add(units.into());
         if view.objective.is_some_and(|objective| took_ns <= objective.slo_ns) {

@@ -10,7 +10,7 @@ impl<P: Policy> Engine<P> {
     /// launch in flight that can yield is not told: there is nothing to stop.
     pub(super) fn settle_yield(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         let (high_active, idle_since) = (self.high_active, self.high_idle_since_ns);
-        for (&client, c) in &mut self.clients {
+        for (client, c) in self.clients.iter_mut() {
             let wanted = wants_yield(c, now_ns, high_active, idle_since);
             if wanted != c.yielded && (!wanted || !c.can_yield_in_flight.is_empty()) {
                 c.yielded = wanted;
@@ -33,7 +33,7 @@ impl<P: Policy> Engine<P> {
 
     /// A launch that was asked to yield had done so `turnaround_ns` later.
     pub fn launch_yielded(&mut self, client: ClientId, ticket: u64, turnaround_ns: u64) {
-        let Some(c) = self.clients.get_mut(&client) else { return };
+        let Some(c) = self.clients.get_mut(client) else { return };
         let Some(&f) = c.can_yield_in_flight.iter().find(|f| f.ticket == ticket) else { return };
         c.stats.launches_yielded += 1;
         if let Some(kernel) = f.kernel {
