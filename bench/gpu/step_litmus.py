@@ -27,7 +27,8 @@ def campaign(suite, name, minutes, workers, options):
         f"--seed={suite.args.seed}", f"--work-percent={suite.args.work_percent}", f"--json={report}", *options,
     ]  # fmt: skip
     log = suite.logs / f"{name}.log"
-    with Process(command, log, clean_environment()) as process:
+    # A backtrace would hide what the error says.
+    with Process(command, log, clean_environment(RUST_BACKTRACE="0")) as process:
         code = process.wait(60 * minutes + GRACE_S)
         if code is None:
             return None, f"it still ran after its {minutes:.1f} minutes:\n{process.tail()}"

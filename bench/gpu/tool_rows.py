@@ -184,10 +184,10 @@ ROWS = (
         BOTH, environment=(("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),),
     ),
     Row(
-        "ipc", "memory and events of another process", "", (), "native", ("ipc", "200"), nothing, went_well, BOTH,
+        "ipc", "memory and events of another process", "", (), "native", ("ipc", "1000"), nothing, went_well, BOTH,
     ),
     Row(
-        "ipc-turns", "memory and events of another process, in turns", "", (), "native", ("ipc", "200"), nothing, went_well, BOTH,
+        "ipc-turns", "memory and events of another process, in turns", "", (), "native", ("ipc", "1000"), nothing, went_well, BOTH,
         policy="whole",
     ),
     Row("nccl", "all-reduces of two GPUs", "", (), "job", ("nccl",), nothing, went_well),

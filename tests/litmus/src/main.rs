@@ -106,6 +106,12 @@ struct CampaignArgs {
     /// Number of runs without Tally; a program must end well each time to be run under Tally
     #[arg(long, default_value_t = 1)]
     bare_runs: u32,
+    /// Run without Tally beside another process's kernels
+    #[arg(long)]
+    beside: bool,
+    /// Number of times that each program made from a seed is run wherever it runs
+    #[arg(long, default_value_t = 1)]
+    repeat: usize,
     /// Number of runs without Tally for a program that misbehaves under it, half of them beside another
     /// process's kernels
     #[arg(long, default_value_t = 0)]
@@ -168,6 +174,7 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
         setups: setups.clone(),
         all_setups,
         bare_runs: args.bare_runs,
+        is_bare_beside: args.beside,
         confirm_runs: args.confirm_runs,
         device,
         limit_s: args.limit,
@@ -181,7 +188,9 @@ fn campaign(args: &CampaignArgs) -> Result<()> {
     };
     let made = (args.seed..).map(tally_litmus::generate::program);
     let is_sure = |program: &Program| !args.cuda || !program.ends_threads_with_work();
-    let mut programs: Vec<Program> = made.filter(is_sure).take(args.programs as usize).collect();
+    let made = made.filter(is_sure).take(args.programs as usize);
+    let mut programs: Vec<Program> =
+        made.flat_map(|program| std::iter::repeat_n(program, args.repeat)).collect();
     let mut reports = Vec::new();
     if args.named {
         let mut named = tally_litmus::named::all();

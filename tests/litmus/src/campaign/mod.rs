@@ -39,6 +39,8 @@ pub struct Plan {
     pub all_setups: bool,
     /// How often each runs bare first.
     pub bare_runs: u32,
+    /// They run beside another process's kernels then.
+    pub is_bare_beside: bool,
     /// How often what misbehaved under Tally runs bare again.
     pub confirm_runs: u32,
     pub device: tally_harness::Device,
@@ -130,6 +132,7 @@ fn run_bare(artefacts: &Artefacts, plan: &Plan) -> Result<Bare> {
         let take = || crate::run::lock(&batches).pop();
         let work = || -> Result<Vec<(usize, Outcome, Option<Device>)>> {
             let scene = Scene::new(artefacts, plan.device)?;
+            let load = plan.is_bare_beside.then(|| bare_load(plan, &scene, &plain)).transpose()?;
             let driver = plan.driver(&scene);
             // Those that hang bare are no fault of anybody's: all others are to be tried.
             let driver =
@@ -140,6 +143,7 @@ fn run_bare(artefacts: &Artefacts, plan: &Plan) -> Result<Bare> {
                 let (outcomes, device) = driver.run(&programs, &plain, &mut |_| {})?;
                 found.extend(batch.into_iter().zip(outcomes).map(|(i, o)| (i, o, device)));
             }
+            load.map(|mut load| load.kill()).transpose()?;
             Ok(found)
         };
         let found: Vec<Result<Vec<_>>> = std::thread::scope(|scope| {
@@ -306,7 +310,11 @@ fn confirm_rows(
         let load = (beside_load && !names.is_empty())
             .then(|| bare_load(plan, scene, plain))
             .transpose()?;
-        for program in plan.programs.iter().filter(|program| names.contains(&program.name)) {
+        let mut seen = BTreeSet::new();
+        for program in &plan.programs {
+            if !names.contains(&program.name) || !seen.insert(&program.name) {
+                continue;
+            }
             let runs = vec![program; plan.confirm_runs.div_ceil(2) as usize];
             let (outcomes, device) = driver.run(&runs, plain, &mut |_| {})?;
             let expected = device.and_then(|device| expected(program, device));
