@@ -6,7 +6,10 @@ from common import merge_rows
 def merged(old, new):
     """The rows of an earlier run, each with its machine, but for those that ran again."""
     earlier = [{"machine": old["machine"], **row} for row in old["rows"]]
-    return {**new, "rows": merge_rows(earlier, new["rows"], ("row",))}
+    known = {row["row"] for row in earlier}
+    # What one GPU cannot show may have been shown on two.
+    ran = [row for row in new["rows"] if not row["outcome"].endswith("not run") or row["row"] not in known]
+    return {**new, "rows": merge_rows(earlier, ran, ("row",))}
 
 
 def found(row):

@@ -19,7 +19,8 @@ pub(super) const SLO_NS: u64 = 15_000_000;
 /// What may be told wrongly: false positives, and intervals that miss the truth.
 const REJECTED_MAX: f64 = 0.055;
 const COVERAGE_MIN: f64 = 0.94;
-/// Tests of a row of which the figure over all requests is looked at: it takes most of the time.
+/// Tests of a row of which the figure over all requests is looked at: it takes most of the time. All of them where it
+/// covers the truth in fewer of these than it should, which may be chance.
 const WHOLE: u32 = 300;
 
 /// How the service behaves.
@@ -311,11 +312,13 @@ pub struct Row {
     pub experiments: u32,
     /// Share in which "no difference" was ever rejected, without any.
     pub rejected: f64,
-    /// Share that ended as *promote B* or *keep A*, without a difference; of the first 300.
+    /// Tests of which the figure over all requests was looked at.
+    pub experiments_whole: u32,
+    /// Share of those that ended as *promote B* or *keep A*, without a difference.
     pub decided: f64,
     /// Share whose interval held the truth all the time: a ratio of 1.2, for attainment 0.8.
     pub coverage: f64,
-    /// The same of the figure over all requests, at the end; of the first 300.
+    /// The same of the figure over all requests, at the end.
     pub overall_coverage: f64,
     /// Share of pairs that said nothing.
     pub pairs_empty: f64,
@@ -336,7 +339,7 @@ pub(super) fn coverage_min(tests: u32) -> f64 {
 impl Row {
     /// What it breaks, if anything.
     pub fn failure(&self) -> Option<String> {
-        let whole = self.experiments.min(WHOLE);
+        let whole = self.experiments_whole;
         let of_blocks = self.metric != Metric::SloAttainment;
         let covered = if of_blocks { self.experiments } else { whole };
         let (most, least) = (rejected_max(self.experiments), coverage_min(covered));
@@ -365,12 +368,17 @@ pub(super) fn plan_of(model: Model, metric: Metric) -> Plan {
 pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u64) -> Row {
     let (mut rejected, mut decided, mut covered, mut overall) = (0, 0, 0, 0);
     let (mut empty, mut pairs) = (0, 0);
+    let mut experiments_whole = experiments.min(WHOLE);
     for number in 0..u64::from(experiments) {
         let seed = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let plan = Plan { seed, state, to_end: true, ..plan_of(model, metric) };
         let same = test(model, plan.clone(), 1.0);
         rejected += u32::from(same.betting().rejects(plan.alpha));
-        let whole = number < u64::from(WHOLE);
+        let is_short = f64::from(overall) < COVERAGE_MIN * f64::from(WHOLE);
+        if number == u64::from(WHOLE) && is_short && state == State::Frozen {
+            experiments_whole = experiments;
+        }
+        let whole = number < u64::from(experiments_whole);
         if whole {
             let verdict = conclude(&same, same.overall().as_ref()).verdict;
             decided += u32::from(matches!(verdict, Verdict::PromoteB | Verdict::KeepA));
@@ -391,12 +399,13 @@ pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u
         overall += u32::from(shifted.overall().is_some_and(|overall| holds(overall.bounds)));
     }
     let share = |count: u32| f64::from(count) / f64::from(experiments.max(1));
-    let of_whole = |count: u32| f64::from(count) / f64::from(experiments.clamp(1, WHOLE));
+    let of_whole = |count: u32| f64::from(count) / f64::from(experiments_whole.max(1));
     Row {
         model,
         metric,
         state,
         experiments,
+        experiments_whole,
         rejected: share(rejected),
         decided: of_whole(decided),
         // What a report shows of attainment is of all requests.
