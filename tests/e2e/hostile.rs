@@ -84,6 +84,7 @@ impl Hostile {
                 shared_bytes: 0,
                 stream: self.ticket as u32 % STREAM_SLOTS as u32,
                 completion: self.ticket as u32 + 1,
+                demand: Default::default(),
             };
             ring::publish(&self.region, self.ticket, &request);
             self.ticket += 1;

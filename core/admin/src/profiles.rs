@@ -63,6 +63,12 @@ pub struct KernelStatus {
     pub p99_us: f64,
     /// It never ran alone: the times are upper bounds, the least measured beside other work.
     pub contended: bool,
+    /// Blocks of it that one SM holds at once; 0: unknown.
+    pub blocks_per_sm: u16,
+    /// Registers of a thread; 0: unknown.
+    pub registers: u16,
+    /// How often its blocks fill all SMs; 0: unknown.
+    pub waves: f64,
     /// Whether it can be transformed: `unknown`, `preparable`, `preparing`, `ready`, or
     /// `whole only: ` and why.
     pub transformed: String,

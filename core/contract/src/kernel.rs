@@ -39,6 +39,24 @@ pub enum Transformation {
     WholeHere(&'static str),
 }
 
+/// What a kernel asks of an SM, as its client's driver says; 0: unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Demand {
+    /// Blocks that one SM holds at once, of this block size and dynamic shared memory.
+    pub blocks_per_sm: u16,
+    /// Registers of a thread.
+    pub registers: u16,
+}
+
+impl Demand {
+    /// How often the blocks of a grid fill a GPU of so many SMs, thousandths; 0 if that cannot be told.
+    pub fn waves_permille(self, grid: [u32; 3], sm_count: u32) -> u64 {
+        let blocks = grid.iter().fold(1_u128, |all, n| all * u128::from(*n));
+        let room = u128::from(self.blocks_per_sm) * u128::from(sm_count);
+        (blocks * 1_000).checked_div(room).map_or(0, |waves| waves.try_into().unwrap_or(u64::MAX))
+    }
+}
+
 /// What a policy can learn of a kernel besides its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelView {
@@ -51,6 +69,9 @@ pub struct KernelView {
     pub p99_ns: u64,
     /// GPU time of the latest measured launch.
     pub recent_ns: u64,
+    pub demand: Demand,
+    /// [`Demand::waves_permille`] of its grid on this GPU.
+    pub waves_permille: u64,
     /// Whether it is transformed.
     pub transformation: Transformation,
     /// Other forms, at most [`FORMS_MAX`].
@@ -72,4 +93,19 @@ pub struct FormView {
     /// GPU time of the latest measured launch in this form.
     pub recent_ns: u64,
     pub turnaround_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Demand;
+
+    #[test]
+    fn waves_are_blocks_over_what_fits() {
+        let demand = Demand { blocks_per_sm: 4, registers: 32 };
+        assert_eq!(demand.waves_permille([132, 3, 2], 132), 1_500);
+        assert_eq!(demand.waves_permille([1, 1, 1], 132), 1, "1/528, rounded down");
+        assert_eq!(demand.waves_permille([132, 3, 2], 0), 0);
+        assert_eq!(Demand::default().waves_permille([132, 3, 2], 132), 0);
+        assert_eq!(demand.waves_permille([u32::MAX; 3], 1), u64::MAX);
+    }
 }

@@ -21,6 +21,7 @@ fn launch_wrongly(client: &Client) {
         shared_bytes: 0,
         stream: STREAM_SLOTS as u32,
         completion: ticket as u32 + 1,
+        demand: Default::default(),
     };
     ring::publish(&client.region, ticket, &request);
     client.ring();

@@ -203,6 +203,9 @@ macro_rules! contract_conversions {
                 median_ns: profile.median_ns(),
                 p99_ns: profile.p99_ns(),
                 recent_ns: profile.recent_ns(),
+                blocks_per_sm: profile.demand.blocks_per_sm.into(),
+                registers: profile.demand.registers.into(),
+                waves_permille: profile.waves_permille(),
                 transformation,
                 forms: profile.form_views().map(one).collect(),
             }

@@ -194,6 +194,7 @@ impl<P: Policy> Engine<P> {
             pass: 0,
             pass_offers: 0,
         };
+        engine.context.world.profiles.set_sm_count(engine.config.sm_count);
         engine.policy.start(&mut engine.context);
         engine.carry_out(0, &mut Vec::new());
         engine
@@ -202,6 +203,7 @@ impl<P: Policy> Engine<P> {
     /// Set the GPU's number of SMs once it is known.
     pub fn set_sm_count(&mut self, sm_count: u32) {
         self.config.sm_count = sm_count;
+        self.context.world.profiles.set_sm_count(sm_count);
     }
 
     /// The id of a kernel; `None` when too many are known.

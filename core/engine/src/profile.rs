@@ -4,7 +4,7 @@ mod samples;
 mod table;
 mod view;
 
-pub use tally_contract::kernel::{FormView, KernelKey, KernelView, Transformation};
+pub use tally_contract::kernel::{Demand, FormView, KernelKey, KernelView, Transformation};
 
 use crate::policy::{Form, KernelId};
 use samples::Samples;
@@ -111,6 +111,8 @@ pub struct Profile {
     pub contended: bool,
     /// The latest times; those of earlier runs count as at most [`KEPT_WEIGHT`].
     samples: Samples,
+    pub demand: Demand,
+    waves_permille: u64,
     /// Whether it is transformed.
     pub transformation: Transformation,
     /// Measured in other forms than whole, by form and its argument.
@@ -147,6 +149,8 @@ impl Profile {
             predicted_ns: 0,
             contended: false,
             samples: Samples::default(),
+            demand: Demand::default(),
+            waves_permille: 0,
             transformation: Transformation::Unknown,
             forms: BTreeMap::new(),
             id: table::VACANT,
@@ -219,9 +223,17 @@ impl Profile {
                 self.forms.entry((form, argument)).or_insert(stats);
             }
         }
+        if self.demand == Demand::default() {
+            self.demand = kept.demand;
+        }
         if let Some(why) = kept.whole_only {
             self.transformation = Transformation::WholeOnly(why);
         }
+    }
+
+    /// How often its blocks fill the GPU, thousandths; 0: unknown.
+    pub fn waves_permille(&self) -> u64 {
+        self.waves_permille
     }
 
     /// Median of the latest `RECENT_SAMPLES` launches; 0 if none.
@@ -249,6 +261,7 @@ pub struct Kept {
     pub predicted_ns: u64,
     /// 99th percentile of the recent ones.
     pub p99_ns: u64,
+    pub demand: Demand,
     pub forms: Vec<(Form, u32, FormStats)>,
     /// It must not be transformed, and why.
     pub whole_only: Option<&'static str>,
@@ -264,6 +277,8 @@ pub struct Profiles {
     ids: HashMap<KernelKey, KernelId>,
     list: Vec<Profile>,
     places: table::Places,
+    /// SMs of the GPU; 0: unknown.
+    sm_count: u32,
     /// Profiles changed since [`take_news`](Self::take_news) last took them.
     news: u32,
     changed: Option<Vec<u32>>,
@@ -348,10 +363,35 @@ impl Profiles {
         }
     }
 
+    /// What a kernel demands, as a client's driver said last.
+    pub fn set_demand(&mut self, kernel: KernelId, demand: Demand) {
+        let sm_count = self.sm_count;
+        let Some(p) = self.get_mut(kernel).filter(|p| p.demand != demand) else { return };
+        (p.demand, p.waves_permille) = (demand, demand.waves_permille(p.key.grid, sm_count));
+        self.news_of(kernel);
+    }
+
+    /// The GPU's number of SMs, of which all waves are counted anew.
+    pub fn set_sm_count(&mut self, sm_count: u32) {
+        if std::mem::replace(&mut self.sm_count, sm_count) == sm_count {
+            return;
+        }
+        for at in 0..self.list.len() {
+            let p = &mut self.list[at];
+            let waves_permille = p.demand.waves_permille(p.key.grid, sm_count);
+            if std::mem::replace(&mut p.waves_permille, waves_permille) != waves_permille {
+                let id = p.id;
+                self.note_changed(id);
+            }
+        }
+    }
+
     /// What an earlier run knew of a kernel. No news.
     pub fn restore(&mut self, kernel: KernelId, kept: Kept) {
+        let sm_count = self.sm_count;
         if let Some(p) = self.get_mut(kernel) {
             p.restore(kept);
+            p.waves_permille = p.demand.waves_permille(p.key.grid, sm_count);
             self.note_changed(kernel);
         }
     }

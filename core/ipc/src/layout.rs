@@ -88,6 +88,8 @@ pub struct Submission {
     pub stream: AtomicU32,
     /// What its slot's [`Completion::done`] reaches (wrapping compare) when it is done.
     pub completion: AtomicU32,
+    /// [`Demand`](tally_contract::kernel::Demand) of the kernel: blocks an SM in the low half, registers in the high one.
+    pub demand: AtomicU32,
 }
 
 /// A decision, written by the core, read by the client. Used for forms other

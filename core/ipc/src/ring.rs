@@ -18,6 +18,7 @@ use crate::layout::{
     decision_kind, submission_flags,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use tally_contract::kernel::Demand;
 
 /// The protocol's accesses, over any kind of atomic word: the real ones here,
 /// loom's in `tests/loom.rs`.
@@ -135,6 +136,8 @@ pub struct Request {
     pub stream: u32,
     /// Value of its completion word when done.
     pub completion: u32,
+    /// Of the kernel, as far as the client knows it.
+    pub demand: Demand,
 }
 
 /// How a launch is to be run.
@@ -179,6 +182,8 @@ pub fn publish(client: &ClientRegion, ticket: u64, request: &Request) {
     s.shared_bytes.store(request.shared_bytes, Relaxed);
     s.stream.store(request.stream, Relaxed);
     s.completion.store(request.completion, Relaxed);
+    let Demand { blocks_per_sm, registers } = request.demand;
+    s.demand.store(u32::from(blocks_per_sm) | u32::from(registers) << 16, Relaxed);
     steps::publish(&s.sequence, ticket);
 }
 
@@ -225,6 +230,7 @@ pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
     if sequence != ticket + 1 {
         return if sequence > ticket + 1 { Polled::Abandoned } else { Polled::Empty };
     }
+    let demand = s.demand.load(Relaxed);
     let three = |a: &[std::sync::atomic::AtomicU32; 3]| [0, 1, 2].map(|i| a[i].load(Relaxed));
     Polled::Request(Request {
         kernel: s.kernel.load(Relaxed),
@@ -234,6 +240,7 @@ pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
         shared_bytes: s.shared_bytes.load(Relaxed),
         stream: s.stream.load(Relaxed) % STREAM_SLOTS as u32,
         completion: s.completion.load(Relaxed),
+        demand: Demand { blocks_per_sm: demand as u16, registers: (demand >> 16) as u16 },
     })
 }
 
@@ -296,6 +303,7 @@ mod tests {
             shared_bytes: 0,
             stream: 0,
             completion: 1,
+            demand: Demand { blocks_per_sm: 48, registers: 255 },
         };
         // Not published yet, published, and taken by a later ticket.
         let finds = |ticket| (has_come(&client, ticket), poll(&client, ticket));

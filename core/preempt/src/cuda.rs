@@ -48,6 +48,8 @@ pub const WAIT_VALUE_EQUAL: c_uint = 1;
 pub const BATCH_WRITE_VALUE_32: c_uint = 2;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
+/// `CU_FUNC_ATTRIBUTE_NUM_REGS`: of a thread.
+pub const FUNC_REGISTERS: c_int = 4;
 /// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_*`: width, height, depth.
 pub const FUNC_REQUIRED_CLUSTER: [c_int; 3] = [11, 12, 13];
 /// `CU_FUNC_ATTRIBUTE_*` that say how a kernel runs: threads, static shared and local

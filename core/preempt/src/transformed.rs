@@ -1,8 +1,9 @@
 //! A kernel in its transformed form, and what the driver says of its functions.
 
 use crate::cuda::{
-    FUNC_MAX_DYNAMIC_SHARED, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER,
-    LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, Ptr, SUCCESS, driver,
+    FUNC_MAX_DYNAMIC_SHARED, FUNC_REGISTERS, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE,
+    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, Ptr, SUCCESS,
+    driver,
 };
 use crate::host::host;
 use crate::launch::KernelArguments;
@@ -84,6 +85,11 @@ pub fn blocks(grid: [u32; 3]) -> Option<u32> {
     all.filter(|n| *n > 1 && *n < 1 << 31 && grid[1..].iter().all(|n| *n <= GRID_YZ_MAX))
 }
 
+/// Registers of a thread of a function that is being launched. `None`: the driver does not tell.
+pub fn registers(function: usize) -> Option<u16> {
+    u16::try_from(attribute(plain_function(function), FUNC_REGISTERS)?).ok()
+}
+
 pub(crate) fn attribute(function: usize, which: i32) -> Option<i32> {
     let mut value = 0;
     let get = driver().func_attribute?;
@@ -116,14 +122,14 @@ pub(crate) fn plain_function(handle: usize) -> usize {
 }
 
 /// Blocks of a function that an SM holds at once. `None`: the driver does not tell.
-fn resident(function: Ptr, block: [u32; 3], shared_bytes: u32) -> Option<u64> {
+pub fn resident(function: usize, block: [u32; 3], shared_bytes: u32) -> Option<u64> {
     let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n))?;
     let mut count = 0;
     // SAFETY: a function of the program's that is being launched, or one of ours; a valid out-pointer.
     let result = unsafe {
         driver().occupancy?(
             &mut count,
-            function,
+            function as Ptr,
             i32::try_from(threads).ok()?,
             shared_bytes as usize,
         )
@@ -134,7 +140,7 @@ fn resident(function: Ptr, block: [u32; 3], shared_bytes: u32) -> Option<u64> {
 /// Blocks of a launch that the whole GPU holds at once. `None`: the driver does not tell.
 pub fn resident_on_all(launch: &KernelArguments) -> Option<u64> {
     let sms = host().client()?.report.sm_count.load(Acquire);
-    Some(resident(launch.function, launch.block, launch.shared_bytes)? * u64::from(sms))
+    Some(resident(launch.function as usize, launch.block, launch.shared_bytes)? * u64::from(sms))
 }
 
 impl Transformed {
@@ -146,7 +152,7 @@ impl Transformed {
         if sms == 0 {
             return false;
         }
-        match (of(launch.function), of(self.function as Ptr)) {
+        match (of(launch.function as usize), of(self.function)) {
             (Some(before), Some(now)) => {
                 now >= before || u64::from(blocks) > before * u64::from(sms)
             }

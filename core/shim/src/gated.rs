@@ -15,11 +15,11 @@
 //! successor starts at a later ticket), or it is stuck. Without a core the launch
 //! follows the fail mode: go on unscheduled, or take a new ticket at the next core.
 
-use crate::completion;
 use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
+use crate::{completion, demand};
 use crate::{link, quiesce, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -29,7 +29,7 @@ use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, C
 use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
-use tally_preempt::cuda::{CuResult, driver};
+use tally_preempt::cuda::{CuResult, SUCCESS, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
 use tally_preempt::{prepare, settings};
 
@@ -105,6 +105,11 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             _ => launch::issue_counted(client, index, call),
         };
         launch.finish(sample);
+        if result == SUCCESS
+            && let Some((shape, _)) = &shape
+        {
+            demand::learn(shape, || (call.target)());
+        }
         result
     };
     if is_limited { quiesce::while_open_unjoined(go) } else { quiesce::while_open(go) }
@@ -209,6 +214,7 @@ impl Gated<'_> {
                 shared_bytes: shape.shared_bytes,
                 stream: index as u32,
                 completion: self.before.wrapping_add(1),
+                demand: demand::of(&shape),
             };
             let ticket = ring::take_ticket(client);
             let published = publish(client, epoch, ticket, &mut request, held);

@@ -21,6 +21,7 @@
 //! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |
 //! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |
 //! | [`completion`], [`poller`], [`asking`] | how the core learns that a launch is done |
+//! | [`demand`] | what kernels demand of an SM |
 //! | [`turn`] | the lock over a gated launch |
 //! | [`quiesce`] | when the shim may load code |
 //! | [`attach`], [`connection`], [`enter`] | meeting the core |
@@ -46,6 +47,7 @@ pub mod capture;
 pub mod completion;
 pub mod connection;
 pub mod contexts;
+pub mod demand;
 pub mod device;
 pub mod enter;
 pub mod entry_points;

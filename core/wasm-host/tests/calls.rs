@@ -10,7 +10,7 @@ use tally_engine::policy::{
     HOLD_UNTIL_CHANGE, Objective, Policy, ServiceView, SharingMode, Subscriptions, TokensView,
     Usage, launch_state,
 };
-use tally_engine::profile::KernelKey;
+use tally_engine::profile::{Demand, KernelKey};
 use tally_wasm_host::{FaultCounts, Limits};
 
 #[test]
@@ -150,6 +150,8 @@ fn the_world_can_be_read() {
     for ns in [3_000, 1_000, 2_000] {
         bench.context.world.profiles.record(id, ns);
     }
+    bench.context.world.profiles.set_sm_count(2);
+    bench.context.world.profiles.set_demand(id, Demand { blocks_per_sm: 4, registers: 5 });
     assert_eq!(bench.decide(kernel::MEAN_NS), Ok(Decision::Hold(2_000)));
     let mut heavy = client(2, Class::BestEffort);
     heavy.labels.push(("weight".into(), "7".into()));
@@ -167,6 +169,7 @@ fn the_world_can_be_read() {
     };
     bench.context.world.clients.insert(1, view);
     let profile = 30_000 + 600_000 + 2_000 + 3_000 + 2_000;
+    let profile = profile + 40_000_000 + 500_000_000 + 750_000_000_000;
     let described = 1 + 100 + 7 + 200 + profile;
     assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described)));
     let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4 + 125_000 + 4_000_000 + 2_100;

@@ -481,7 +481,7 @@ int64_t tally_policy_services_slack_ns(uint64_t now_ns) {
 
 bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret) {
   __attribute__((__aligned__(8)))
-  uint8_t ret_area[(80+4*sizeof(void*))];
+  uint8_t ret_area[(96+4*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
   __wasm_import_tally_policy_kernels_profile((int32_t) (kernel), ptr);
   tally_policy_kernels_option_kernel_profile_t option;
@@ -493,7 +493,7 @@ bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally
     case 1: {
       option.is_some = true;
       tally_policy_kernels_transformation_t variant;
-      variant.tag = (int32_t) *((uint8_t*) (ptr + 72));
+      variant.tag = (int32_t) *((uint8_t*) (ptr + 88));
       switch ((int32_t) variant.tag) {
         case 0: {
           break;
@@ -505,11 +505,11 @@ bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally
           break;
         }
         case 3: {
-          variant.val.ready = (int32_t) *((uint8_t*) (ptr + (72+1*sizeof(void*))));
+          variant.val.ready = (int32_t) *((uint8_t*) (ptr + (88+1*sizeof(void*))));
           break;
         }
         case 4: {
-          variant.val.whole_only = (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (72+1*sizeof(void*))))), (*((size_t*) (ptr + (72+2*sizeof(void*))))) };
+          variant.val.whole_only = (tally_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (88+1*sizeof(void*))))), (*((size_t*) (ptr + (88+2*sizeof(void*))))) };
           break;
         }
       }
@@ -530,8 +530,11 @@ bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 48))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 56))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 64))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 72))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 76))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 80))),
         (tally_policy_kernels_transformation_t) variant,
-        (tally_policy_kernels_list_form_profile_t) (tally_policy_kernels_list_form_profile_t) { (tally_policy_kernels_form_profile_t*)(*((uint8_t **) (ptr + (72+3*sizeof(void*))))), (*((size_t*) (ptr + (72+4*sizeof(void*))))) },
+        (tally_policy_kernels_list_form_profile_t) (tally_policy_kernels_list_form_profile_t) { (tally_policy_kernels_form_profile_t*)(*((uint8_t **) (ptr + (88+3*sizeof(void*))))), (*((size_t*) (ptr + (88+4*sizeof(void*))))) },
       };
       break;
     }

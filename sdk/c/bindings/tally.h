@@ -255,7 +255,9 @@ typedef struct {
   size_t len;
 } tally_policy_kernels_list_form_profile_t;
 
-// A kernel. `count` to `recent-ns` are about launches that ran whole, as in `form-profile`.
+// A kernel. `count` to `recent-ns` are about launches that ran whole, as in `form-profile`. What it demands,
+// `blocks-per-sm` to `waves-permille`, is known once its first launch was made, and never of graphs and cooperative
+// launches.
 typedef struct tally_policy_kernels_kernel_profile_t {
   tally_tuple3_u32_u32_u32_t   grid;
   tally_tuple3_u32_u32_u32_t   block;
@@ -264,6 +266,13 @@ typedef struct tally_policy_kernels_kernel_profile_t {
   uint64_t   median_ns;
   uint64_t   p99_ns;
   uint64_t   recent_ns;
+  // Blocks of it that one SM holds at once, with the dynamic shared memory of its latest launch, or UNKNOWN.
+  uint32_t   blocks_per_sm;
+  // Registers of a thread, or UNKNOWN.
+  uint32_t   registers;
+  // How often its blocks fill all SMs, thousandths, or UNKNOWN: `grid` / (`blocks-per-sm` * SMs). Below 1 000 some SMs
+  // stay free.
+  uint64_t   waves_permille;
   tally_policy_kernels_transformation_t   transformation;
   // The other forms that it has run in, at most 16.
   tally_policy_kernels_list_form_profile_t   forms;

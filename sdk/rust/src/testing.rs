@@ -92,6 +92,9 @@ pub fn kernel(blocks: u32) -> KernelProfile {
         median_ns: 0,
         p99_ns: 0,
         recent_ns: 0,
+        blocks_per_sm: 0,
+        registers: 0,
+        waves_permille: 0,
         transformation: Transformation::Unknown,
         forms: Vec::new(),
     }

@@ -67,6 +67,7 @@ impl Honest {
             shared_bytes: 0,
             stream,
             completion: *number,
+            demand: Default::default(),
         };
         ring::publish(region, taken, &request);
         self.launched += 1;

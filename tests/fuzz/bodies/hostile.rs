@@ -106,6 +106,7 @@ fn publish(c: &mut Client, bytes: &mut Bytes<'_>) {
             shared_bytes: 0,
             stream: if stream & 64 == 0 { stream.into() } else { c.ticket as u32 },
             completion: c.completion,
+            demand: Default::default(),
         };
         ring::publish(&c.region, c.ticket, &request);
         c.ticket = c.ticket.saturating_add(1).min(u64::MAX - 1);

@@ -82,6 +82,7 @@ impl Client {
             shared_bytes: 0,
             stream: 0,
             completion,
+            demand: Default::default(),
         };
         let started = Instant::now();
         let ticket = ring::take_ticket(&self.region);

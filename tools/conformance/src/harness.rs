@@ -12,7 +12,7 @@ use tally_engine::policy::{
     Fault, Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, ServiceView, TokensView,
     Usage, forms_offered, launch_state,
 };
-use tally_engine::profile::{KernelKey, Transformation};
+use tally_engine::profile::{Demand, KernelKey, Transformation};
 use tally_wasm_host::Saved;
 
 /// Launches remembered until they end.
@@ -538,6 +538,9 @@ fn known_kernel(context: &mut Context, n: u32) {
         _ => Transformation::WholeOnly("it synchronises its blocks"),
     };
     context.world.profiles.set_transformation(id, transformation);
+    context.world.profiles.set_sm_count(132);
+    let demand = Demand { blocks_per_sm: n as u16 % 5, registers: n as u16 % 256 };
+    context.world.profiles.set_demand(id, demand);
     if n % 6 == 4 {
         context.world.profiles.record_form(id, Form::Preemptible, 0, mean_ns + mean_ns / 8);
         context.world.profiles.record_turnaround(id, Form::Preemptible, 0, 40_000);

@@ -3,7 +3,7 @@
 use crate::admin::{AdminSocket, Core, read};
 use crate::cli::ProfilesCommand;
 use crate::error::CtlError;
-use crate::status::{Paint, kernel_us, print, short, three};
+use crate::status::{Paint, kernel_us, print, short, three, waves};
 use crate::table::{Align, table};
 use std::io::{IsTerminal, Write};
 use tally_admin::{Cleared, Form, FormStatus, KernelStatus, Profiles, Request};
@@ -57,6 +57,7 @@ fn show(out: &mut impl Write, known: &Profiles, paint: Paint) -> std::io::Result
         ("FORM", Left),
         ("GRID", Left),
         ("BLOCK", Left),
+        ("WAVES", Right),
         ("IMAGE", Left),
         ("KERNEL", Left),
         ("FORMS", Left),
@@ -77,6 +78,7 @@ fn rows(kernel: &KernelStatus) -> Vec<Vec<String>> {
         Form::Whole.to_string(),
         three(kernel.grid),
         three(kernel.block),
+        waves(kernel),
         kernel.image.clone(),
         short(&kernel.name),
         kernel.transformed.clone(),
@@ -94,6 +96,7 @@ fn rows(kernel: &KernelStatus) -> Vec<Vec<String>> {
             nothing(),
             turnaround.unwrap_or_default(),
             form,
+            nothing(),
             nothing(),
             nothing(),
             nothing(),
@@ -149,6 +152,8 @@ mod tests {
             name: "gemm".into(),
             grid: [8, 1, 1],
             block: [32, 1, 1],
+            blocks_per_sm: 2,
+            waves: 1.5,
             measured: 7,
             mean_us: 10.04,
             p99_us: 12.0,
@@ -157,7 +162,8 @@ mod tests {
             ..KernelStatus::default()
         };
         let shown = shown(store, vec![kernel]);
-        let has = ["/s/GPU-1.jsonl: 3 kernels, 1 only", "8x1x1", "slices of 4", "3.5", "ready"];
+        let has =
+            ["/s/GPU-1.jsonl: 3 kernels, 1 only", "8x1x1", "1.50", "slices of 4", "3.5", "ready"];
         for word in has {
             assert!(shown.contains(word), "{word:?} not in {shown}");
         }

@@ -394,6 +394,11 @@ pub fn three([x, y, z]: [u32; 3]) -> String {
     format!("{x}x{y}x{z}")
 }
 
+/// How often a kernel's blocks fill the GPU.
+pub fn waves(kernel: &KernelStatus) -> String {
+    if kernel.blocks_per_sm == 0 { String::new() } else { format!("{:.2}", kernel.waves) }
+}
+
 /// A kernel's time; an upper bound if it never ran alone.
 pub fn kernel_us(kernel: &KernelStatus, us: f64) -> String {
     let bound = if kernel.contended { "<= " } else { "" };
@@ -412,6 +417,7 @@ fn kernels(out: &mut impl Write, all: &[KernelStatus], paint: Paint) -> std::io:
             kernel_us(k, k.p99_us),
             three(k.grid),
             three(k.block),
+            waves(k),
             k.transformed.split(':').next().unwrap_or_default().to_owned(),
             k.image.clone(),
             short(&k.name),
@@ -423,6 +429,7 @@ fn kernels(out: &mut impl Write, all: &[KernelStatus], paint: Paint) -> std::io:
         ("P99 us", Right),
         ("GRID", Left),
         ("BLOCK", Left),
+        ("WAVES", Right),
         ("FORMS", Left),
         ("IMAGE", Left),
         ("KERNEL", Left),

@@ -9,7 +9,7 @@ use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
     Objective, ServiceView, SharingMode, Subscriptions, TokensView, Usage,
 };
-use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
+use tally_engine::profile::{Demand, FormView, KernelKey, KernelView, Transformation};
 
 /// Different reasons for `whole-only` that one process reads. Each is kept for its
 /// whole life, because the engine's are constants.
@@ -140,6 +140,11 @@ impl<'a> Bytes<'a> {
     fn view(&mut self) -> Result<KernelView> {
         let (count, mean_ns) = (self.u64()?, self.u64()?);
         let (median_ns, p99_ns, recent_ns) = (self.u64()?, self.u64()?, self.u64()?);
+        let waves_permille = self.u64()?;
+        let mut demanded = || {
+            u16::try_from(self.u32()?).map_err(|_| Malformed("a kernel demands more than it can"))
+        };
+        let demand = Demand { blocks_per_sm: demanded()?, registers: demanded()? };
         let transformation = match self.u8()? {
             0 => Transformation::Unknown,
             1 => Transformation::Preparable,
@@ -174,7 +179,17 @@ impl<'a> Bytes<'a> {
             }
             forms.push(form);
         }
-        Ok(KernelView { count, mean_ns, median_ns, p99_ns, recent_ns, transformation, forms })
+        Ok(KernelView {
+            count,
+            mean_ns,
+            median_ns,
+            p99_ns,
+            recent_ns,
+            demand,
+            waves_permille,
+            transformation,
+            forms,
+        })
     }
 
     fn commands(&mut self) -> Result<Vec<Command>> {

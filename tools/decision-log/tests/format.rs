@@ -12,7 +12,7 @@ use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
     Objective, ServiceView, SharingMode, Subscriptions, TokensView, Usage,
 };
-use tally_engine::profile::{FormView, KernelKey, KernelView, Transformation};
+use tally_engine::profile::{Demand, FormView, KernelKey, KernelView, Transformation};
 
 fn form() -> impl Strategy<Value = Form> {
     prop_oneof![
@@ -124,12 +124,15 @@ fn view() -> impl Strategy<Value = KernelView> {
         Just(Transformation::WholeOnly("another reason")),
     ];
     let forms = prop::collection::btree_map((form(), any::<u32>()), any::<[u64; 6]>(), 0..16);
-    (any::<[u64; 5]>(), transformation, forms).prop_map(|(n, transformation, forms)| KernelView {
+    let numbers = (any::<[u64; 6]>(), any::<[u16; 2]>());
+    (numbers, transformation, forms).prop_map(|((n, demand), transformation, forms)| KernelView {
         count: n[0],
         mean_ns: n[1],
         median_ns: n[2],
         p99_ns: n[3],
         recent_ns: n[4],
+        demand: Demand { blocks_per_sm: demand[0], registers: demand[1] },
+        waves_permille: n[5],
         transformation,
         forms: forms
             .into_iter()

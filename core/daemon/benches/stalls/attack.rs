@@ -141,6 +141,7 @@ impl Attacker {
                 shared_bytes: 0,
                 stream: self.ticket as u32 % STREAM_SLOTS as u32,
                 completion: self.ticket as u32 + 1,
+                demand: Default::default(),
             };
             ring::publish(&self.client.region, self.ticket, &request);
             self.ticket += 1;

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use tally_contract::limits::KERNELS_MAX;
 use tally_engine::policy::{KernelId, forms_offered, launch_state};
-use tally_engine::profile::{KernelKey, Transformation};
+use tally_engine::profile::{Demand, KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags, transform_state};
 use tally_ipc::ring::Request;
@@ -95,10 +95,11 @@ impl KernelShares {
 
 type Shape = (u32, [u32; 3], [u32; 3]);
 
-/// The engine's id of a combination, and what it was last told of its transformed form.
+/// The engine's id of a combination, and what it was last told of its transformed form and its demand.
 struct Known {
     id: Option<KernelId>,
     transform: u32,
+    demand: Demand,
 }
 
 /// What a word of the client's table says.
@@ -172,6 +173,10 @@ impl KernelCache {
                     known.transform = transform;
                     engine.set_transformation(id, transformation_of(transform));
                 }
+                if request.demand != known.demand && request.demand != Demand::default() {
+                    known.demand = request.demand;
+                    engine.set_demand(id, request.demand);
+                }
             }
             return known.id;
         }
@@ -191,7 +196,7 @@ impl KernelCache {
         // Without an id it is tried again: others may make room.
         if settled && id.is_some() {
             // Its state is taken in at its next launch.
-            self.ids.insert(shape, Known { id, transform: 0 });
+            self.ids.insert(shape, Known { id, transform: 0, demand: Demand::default() });
         }
         id
     }
@@ -265,6 +270,7 @@ mod tests {
             shared_bytes: 0,
             stream: 0,
             completion: 0,
+            demand: Demand::default(),
         }
     }
 
@@ -311,6 +317,26 @@ mod tests {
         for why in [TransformRefusal::BlocksWaited, TransformRefusal::StuckLimited] {
             assert_eq!(said(why), Transformation::WholeOnly(why.text()));
         }
+    }
+
+    #[test]
+    fn what_a_kernel_demands_is_taken_in_with_later_launches() {
+        let (_fd, region) = tally_ipc::map::create_client().unwrap();
+        let (mut cache, mut engine) = (cache(), engine());
+        engine.set_sm_count(2);
+        let mut launch = |blocks_per_sm, registers| {
+            let demand = Demand { blocks_per_sm, registers };
+            let request = Request { demand, ..request(0, 10) };
+            let (witness, mut kept) = (Witness::default(), ProfileCache::default());
+            let id = cache.id(&region, &request, &witness, &mut engine, &mut kept).unwrap();
+            let profile = engine.world().profiles.get(id).unwrap();
+            (profile.demand.blocks_per_sm, profile.demand.registers, profile.waves_permille())
+        };
+        region.kernels[0].publish(b"gemm", 9);
+        assert_eq!(launch(0, 0), (0, 0, 0));
+        assert_eq!(launch(4, 32), (4, 32, 1_250));
+        assert_eq!(launch(0, 0), (4, 32, 1_250), "that nothing is known is no news");
+        assert_eq!(launch(u16::MAX, 1), (u16::MAX, 1, 0));
     }
 
     #[test]

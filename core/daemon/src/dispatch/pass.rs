@@ -203,6 +203,7 @@ mod tests {
                 shared_bytes: 0,
                 stream: 0,
                 completion: self.ticket as u32 + 1,
+                demand: Default::default(),
             };
             ring::publish(&self.region, self.ticket, &request);
             self.ticket += 1;

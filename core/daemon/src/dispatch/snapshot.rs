@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_admin::{Quantiles, SwapPauseUs};
 use tally_engine::engine::Had;
 use tally_engine::policy::{Form, KernelId};
-use tally_engine::profile::{FormStats, Transformation};
+use tally_engine::profile::{Demand, FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{LaunchCounts, Report, TURNAROUND_SLOTS, Turnarounds};
@@ -218,6 +218,8 @@ pub struct KernelNumbers {
     pub p99_ns: u64,
     /// The kernel never ran alone: see [`Profile`](tally_engine::profile::Profile).
     pub contended: bool,
+    pub demand: Demand,
+    pub waves_permille: u64,
     /// Whether it can be transformed.
     pub transformation: Transformation,
     /// Measured in other forms: form, argument, what was measured.
@@ -313,6 +315,8 @@ impl Job {
                     mean_ns: p.mean_ns,
                     p99_ns: p.p99_ns(),
                     contended: p.contended,
+                    demand: p.demand,
+                    waves_permille: p.waves_permille(),
                     transformation: p.transformation,
                     forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
                 })

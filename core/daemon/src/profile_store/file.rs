@@ -4,7 +4,7 @@
 //! {"tally_profiles":1,"device":"GPU-...","sm_count":132,"driver_version":12080,"verdicts":1,"kernels":1}
 //! {"name":"all_reduce","image":"000000000000000000000000000000ab","whole_only":18}
 //! {"name":"gemm","image":"000000000000000000000000000000ab","grid":[8,1,1],"block":[32,1,1],"count":64,
-//!  "mean_ns":9,"predicted_ns":9,"p99_ns":12,"forms":[{"form":"sliced","argument":2,...}]}
+//!  "mean_ns":9,"predicted_ns":9,"p99_ns":12,"blocks_per_sm":4,"registers":32,"forms":[{"form":"sliced","argument":2,...}]}
 //! ```
 //!
 //! First the verdicts, then the kernels, those with the most measured time first. The
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tally_contract::limits::{FORMS_MAX, PROFILE_FILE_BYTES_MAX};
 use tally_engine::policy::Form;
-use tally_engine::profile::KernelKey;
+use tally_engine::profile::{Demand, KernelKey};
 use tally_ipc::layout::KERNEL_NAME_BYTES;
 use tally_rewriter::TransformRefusal;
 
@@ -74,6 +74,8 @@ struct KernelLine {
     mean_ns: u64,
     predicted_ns: u64,
     p99_ns: u64,
+    blocks_per_sm: u16,
+    registers: u16,
     forms: Vec<FormLine>,
 }
 
@@ -257,6 +259,7 @@ fn figures_of(k: KernelLine) -> (KernelKey, Figures) {
         mean_ns: k.mean_ns,
         predicted_ns: k.predicted_ns,
         p99_ns: k.p99_ns,
+        demand: Demand { blocks_per_sm: k.blocks_per_sm, registers: k.registers },
         forms: k.forms.iter().map(form).collect(),
     };
     (KernelKey { name: k.name, image: k.image, grid: k.grid, block: k.block }, figures)
@@ -279,6 +282,8 @@ fn kernel_line(key: &KernelKey, f: &Figures) -> KernelLine {
         mean_ns: f.mean_ns,
         predicted_ns: f.predicted_ns,
         p99_ns: f.p99_ns,
+        blocks_per_sm: f.demand.blocks_per_sm,
+        registers: f.demand.registers,
         forms: f.forms.iter().map(form).collect(),
     }
 }
@@ -363,7 +368,9 @@ mod tests {
             turnaround_ns: 9,
         };
         let forms = vec![form(Form::Sliced, 2), form(Form::Preemptible, 0)];
-        profiled.set_figures(key("gemm", u128::MAX, 4), Figures { forms, ..figures(60, 70) });
+        let demand = Demand { blocks_per_sm: 4, registers: 255 };
+        profiled
+            .set_figures(key("gemm", u128::MAX, 4), Figures { demand, forms, ..figures(60, 70) });
         profiled.set_figures(key("quote\"\\\n\u{1F600}", 2, 4), figures(1, 3));
         profiled.set_verdict(u128::MAX, "all_reduce".into(), TransformRefusal::BlocksWaited);
         profiled

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use tally_contract::limits::SMS_MAX;
 use tally_engine::policy::Form;
-use tally_engine::profile::{FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile, Transformation};
+use tally_engine::profile::{
+    Demand, FormStats, KEPT_COUNT_MAX, Kept, KernelKey, Profile, Transformation,
+};
 use tally_ipc::layout::Report;
 use tally_rewriter::TransformRefusal;
 
@@ -56,6 +58,7 @@ pub struct Figures {
     pub predicted_ns: u64,
     /// 99th percentile of the recent ones.
     pub p99_ns: u64,
+    pub demand: Demand,
     pub forms: Vec<FormFigures>,
 }
 
@@ -86,6 +89,7 @@ impl Figures {
             mean_ns: self.mean_ns,
             predicted_ns: self.predicted_ns,
             p99_ns: self.p99_ns,
+            demand: self.demand,
             forms: self.forms.iter().map(form).collect(),
             whole_only: None,
         }
@@ -119,6 +123,7 @@ impl From<&Profile> for News {
                 mean_ns: alone(p.contended, p.mean_ns),
                 predicted_ns: alone(p.contended, p.predicted_ns),
                 p99_ns: alone(p.contended, p.p99_ns()),
+                demand: p.demand,
                 forms: forms.collect(),
             },
             whole_only: match p.transformation {
@@ -241,7 +246,7 @@ pub(super) mod tests {
     }
 
     pub fn figures(count: u64, mean_ns: u64) -> Figures {
-        Figures { count, mean_ns, predicted_ns: mean_ns, p99_ns: mean_ns, forms: Vec::new() }
+        Figures { count, mean_ns, predicted_ns: mean_ns, p99_ns: mean_ns, ..Figures::default() }
     }
 
     #[test]

@@ -46,6 +46,9 @@ pub fn kernel(k: KernelNumbers) -> KernelStatus {
         mean_us: k.mean_ns as f64 / 1e3,
         p99_us: k.p99_ns as f64 / 1e3,
         contended: k.contended,
+        blocks_per_sm: k.demand.blocks_per_sm,
+        registers: k.demand.registers,
+        waves: k.waves_permille as f64 / 1e3,
         transformed: transform_text(k.transformation),
         forms: k.forms.iter().map(form).collect(),
     }

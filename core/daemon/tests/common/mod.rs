@@ -312,6 +312,7 @@ impl Client {
             shared_bytes: 0,
             stream: 0,
             completion: self.completion,
+            demand: Default::default(),
         };
         let start = Instant::now();
         self.submitted_ns = now_ns();

@@ -2,13 +2,18 @@
 
 use super::Engine;
 use crate::policy::{KernelId, Policy};
-use crate::profile::{Kept, KernelKey, Profile, Transformation};
+use crate::profile::{Demand, Kept, KernelKey, Profile, Transformation};
 
 impl<P: Policy> Engine<P> {
     /// What the client's side found out about transforming a kernel. A verdict that it is
     /// only to be run whole stays.
     pub fn set_transformation(&mut self, kernel: KernelId, to: Transformation) {
         self.context.world.profiles.set_transformation(kernel, to);
+    }
+
+    /// What a kernel demands, as the client's driver says.
+    pub fn set_demand(&mut self, kernel: KernelId, demand: Demand) {
+        self.context.world.profiles.set_demand(kernel, demand);
     }
 
     /// What an earlier run knew of a kernel.

@@ -42,6 +42,7 @@ fn what_was_kept_predicts_until_enough_is_measured() {
         mean_ns: 210,
         predicted_ns: 200,
         p99_ns: 900,
+        demand: Demand { blocks_per_sm: 2, registers: 16 },
         forms: vec![(Form::Preemptible, 0, FormStats::kept(7, 250, 40))],
         whole_only: Some("because"),
     };
@@ -95,6 +96,7 @@ fn a_wrong_time_that_was_kept_is_put_right_by_a_few_launches() {
                 mean_ns: wrong,
                 predicted_ns: wrong,
                 p99_ns: wrong,
+                demand: Demand::default(),
                 forms,
                 whole_only: None,
             },
@@ -144,4 +146,29 @@ fn news_is_told_once_and_forgetting_leaves_none() {
     assert!(p.forms.is_empty());
     all.record(kernel, 8);
     assert_eq!((all.predicted_ns(kernel), all.get(kernel).unwrap().p99_ns()), (8, 8));
+}
+
+#[test]
+fn waves_follow_the_demand_and_the_gpu() {
+    let mut all = Profiles::default();
+    let key = KernelKey { name: "k".into(), image: 1, grid: [6, 2, 1], block: [1; 3] };
+    let kernel = all.intern(&key).unwrap();
+    let seen = |all: &Profiles| {
+        let view = all.get(kernel).unwrap().view();
+        (view.demand.blocks_per_sm, view.demand.registers, view.waves_permille)
+    };
+    assert_eq!(seen(&all), (0, 0, 0));
+    all.set_demand(kernel, Demand { blocks_per_sm: 2, registers: 40 });
+    assert_eq!(seen(&all), (2, 40, 0), "how many SMs there are is not known yet");
+    all.set_sm_count(4);
+    assert_eq!(seen(&all), (2, 40, 1_500));
+    all.set_demand(kernel, Demand { blocks_per_sm: 3, registers: 40 });
+    assert_eq!(seen(&all), (3, 40, 1_000));
+    // What was kept is older than what a client said in this run.
+    let demand = Demand { blocks_per_sm: 1, registers: 1 };
+    all.restore(kernel, Kept { demand, ..Kept::default() });
+    assert_eq!(seen(&all), (3, 40, 1_000));
+    let other = all.intern(&KernelKey { image: 2, ..key }).unwrap();
+    all.restore(other, Kept { demand, ..Kept::default() });
+    assert_eq!(all.get(other).unwrap().waves_permille(), 3_000);
 }

@@ -19,6 +19,8 @@ impl Profile {
             median_ns: self.median_ns(),
             p99_ns: self.p99_ns(),
             recent_ns: self.recent_ns(),
+            demand: self.demand,
+            waves_permille: self.waves_permille,
             transformation: self.transformation,
             forms: self.form_views().collect(),
         }
@@ -91,6 +93,7 @@ impl Profiles {
         (p.count, p.mean_ns, p.predicted_ns) = (view.count, view.mean_ns, view.mean_ns);
         p.contended = false;
         p.samples = Samples::telling(view.median_ns, view.p99_ns, view.recent_ns);
+        (p.demand, p.waves_permille) = (view.demand, view.waves_permille);
         p.transformation = view.transformation;
         p.forms.clear();
         for f in &view.forms {
@@ -111,7 +114,7 @@ impl Profiles {
 mod tests {
     use super::*;
     use crate::policy::Form;
-    use crate::profile::{KernelKey, Transformation};
+    use crate::profile::{Demand, KernelKey, Transformation};
 
     fn key(x: u32) -> KernelKey {
         KernelKey { name: "k".into(), image: 1, grid: [x, 1, 1], block: [1; 3] }
@@ -130,11 +133,13 @@ mod tests {
         let mut changed: Vec<_> = std::iter::from_fn(|| all.next_changed()).collect();
         changed.sort_unstable();
         assert_eq!(changed, [first, second]);
-        for change in 0..4 {
+        for change in 0..6 {
             match change {
                 0 => all.record_form(first, Form::Sliced, 3, 9),
                 1 => all.record_turnaround(first, Form::Sliced, 3, 9),
                 2 => all.restore(first, Default::default()),
+                3 => all.set_demand(first, Demand { blocks_per_sm: 1, registers: 8 }),
+                4 => all.set_sm_count(7),
                 _ => assert!(all.forget(first)),
             }
             assert_eq!(all.next_changed(), Some(first), "change {change}");
@@ -161,8 +166,10 @@ mod tests {
             all.record_turnaround(id, Form::Preemptible, 0, 7 * ns);
         }
         all.set_transformation(id, Transformation::Ready { sliced: true, preemptible: true });
+        all.set_sm_count(2);
+        all.set_demand(id, Demand { blocks_per_sm: 3, registers: 40 });
         let view = all.get(id).unwrap().view();
-        assert_eq!(view.forms.len(), FORMS_MAX);
+        assert_eq!((view.forms.len(), view.waves_permille), (FORMS_MAX, 166));
         let mut other = Profiles::default();
         assert!(other.adopt_key(0, key(1)));
         assert!(other.adopt(0, &view) && !other.adopt(1, &view));

@@ -7,6 +7,7 @@
 mod bounds;
 #[path = "../common/mod.rs"]
 mod common;
+mod demand;
 mod disk_cache;
 mod ends;
 mod forms;

@@ -64,6 +64,8 @@ functions! {
     cuKernelGetName: fn(*mut *const i8, Ptr);
     cuKernelGetFunction: fn(*mut Ptr, Ptr);
     cuFuncSetAttribute: fn(Ptr, i32, i32);
+    cuFuncGetAttribute: fn(*mut i32, i32, Ptr);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor: fn(*mut i32, Ptr, i32, usize);
     cuMemAlloc_v2: fn(*mut u64, usize);
     cuMemFree_v2: fn(u64);
     cuMemsetD32_v2: fn(u64, u32, usize);

@@ -315,6 +315,9 @@ fn described() -> u64 {
             + kernel.median_ns
             + kernel.p99_ns
             + kernel.recent_ns
+            + 10_000_000 * u64::from(kernel.blocks_per_sm)
+            + 100_000_000 * u64::from(kernel.registers)
+            + 1_000_000_000 * kernel.waves_permille
     });
     clients + kernel
 }

@@ -240,6 +240,8 @@ fn value(record: &Record, context: &Context) -> Value {
         Record::Profile { id, view } => json!({"profile": {
             "id": id, "name": name(context, *id), "count": view.count, "mean_ns": view.mean_ns,
             "median_ns": view.median_ns, "p99_ns": view.p99_ns, "recent_ns": view.recent_ns,
+            "blocks_per_sm": view.demand.blocks_per_sm, "registers": view.demand.registers,
+            "waves_permille": view.waves_permille,
             "transformation": format!("{:?}", view.transformation),
             "forms": view.forms.iter().map(|f| json!({
                 "form": form(f.form), "argument": f.argument,

@@ -5,7 +5,7 @@ use tally_engine::policy::{
     self, Class, ClientId, ClientInfo, Command, Completion, Decision, Event, Fault, FaultKind,
     Form, KernelId, Launch, ServiceView, SharingMode, Subscriptions, Usage,
 };
-use tally_engine::profile::{FormView, KernelKey, KernelView, Profile, Transformation};
+use tally_engine::profile::{Demand, FormView, KernelKey, KernelView, Profile, Transformation};
 
 /// Appends records to a buffer. Each starts with its [`kind`].
 pub struct Encoder<'a>(pub &'a mut Vec<u8>);
@@ -77,10 +77,18 @@ impl Encoder<'_> {
         self.text(&key.name);
     }
 
-    fn figures(&mut self, id: KernelId, figures: [u64; 5], transformation: Transformation) {
+    fn figures(
+        &mut self,
+        id: KernelId,
+        figures: [u64; 6],
+        demand: Demand,
+        transformation: Transformation,
+    ) {
         self.u8(kind::PROFILE);
         self.u32(id);
         figures.iter().for_each(|n| self.u64(*n));
+        self.u32(demand.blocks_per_sm.into());
+        self.u32(demand.registers.into());
         match transformation {
             Transformation::Unknown => self.u8(0),
             Transformation::Preparable => self.u8(1),
@@ -119,14 +127,15 @@ impl Encoder<'_> {
 
     /// [`Record::Profile`], of the engine's own table.
     pub fn profile(&mut self, id: KernelId, p: &Profile) {
-        let figures = [p.count, p.mean_ns, p.median_ns(), p.p99_ns(), p.recent_ns()];
-        self.figures(id, figures, p.transformation);
+        let waves = p.waves_permille();
+        let figures = [p.count, p.mean_ns, p.median_ns(), p.p99_ns(), p.recent_ns(), waves];
+        self.figures(id, figures, p.demand, p.transformation);
         self.forms(p.form_views());
     }
 
     pub fn view(&mut self, id: KernelId, v: &KernelView) {
-        let figures = [v.count, v.mean_ns, v.median_ns, v.p99_ns, v.recent_ns];
-        self.figures(id, figures, v.transformation);
+        let figures = [v.count, v.mean_ns, v.median_ns, v.p99_ns, v.recent_ns, v.waves_permille];
+        self.figures(id, figures, v.demand, v.transformation);
         self.forms(v.forms.iter().copied());
     }
 

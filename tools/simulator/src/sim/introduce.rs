@@ -4,7 +4,7 @@ use super::{Known, Sim};
 use crate::device::{HIGH, LOW};
 use crate::gpu::{SharingMode, Transformable};
 use tally_engine::policy::{Class, ClientInfo, forms_offered, launch_state};
-use tally_engine::profile::{KernelKey, Transformation};
+use tally_engine::profile::{Demand, KernelKey, Transformation};
 
 impl Sim<'_> {
     /// Tell the engine of the clients and their kernels.
@@ -33,6 +33,11 @@ impl Sim<'_> {
                     KernelKey { name: k.name.clone(), image: 1, grid: k.grid, block: k.block };
                 let kernel = self.engine.as_mut().and_then(|e| {
                     let id = e.intern(&key)?;
+                    if !graph {
+                        let registers = k.regs.try_into().unwrap_or(u16::MAX);
+                        let blocks_per_sm = k.blocks_per_sm() as u16;
+                        e.set_demand(id, Demand { blocks_per_sm, registers });
+                    }
                     if transformable {
                         e.set_transformation(
                             id,

@@ -61,6 +61,7 @@ impl Hostile {
             shared_bytes: 0,
             stream: 0,
             completion: ticket as u32 + 1,
+            demand: Default::default(),
         };
         ring::publish(self.theirs, ticket, &request);
     }
