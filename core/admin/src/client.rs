@@ -204,6 +204,30 @@ pub struct Service {
     /// Its tokens and prefills; `null` if it has marked nothing and has no objective for tokens.
     #[serde(deserialize_with = "required")]
     pub marks: Option<Marks>,
+    /// What its latest profiled unit of work did on the GPU; `null` until one was profiled.
+    #[serde(deserialize_with = "required")]
+    pub profile: Option<UnitProfile>,
+}
+
+/// What a unit of work did on the GPU, from the first launch that no earlier wait covers to the return of the call that
+/// waits for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UnitProfile {
+    /// Profiled units, this one included: the first two, and then one in 64.
+    pub units: u64,
+    /// A CUDA graph is one.
+    pub launches: u32,
+    /// GPU time in which its launches ran, ms.
+    pub gpu_busy_ms: f64,
+    /// Gaps between the end of a launch and the start of the next.
+    pub gaps: u32,
+    pub gaps_ms: f64,
+    pub gap_median_us: f64,
+    pub gap_longest_us: f64,
+    /// SMs that its largest kernel fills; 0: unknown.
+    pub sms_max: u32,
+    /// Mean of the SMs that its kernels fill, weighted by their time; 0: unknown.
+    pub sms_mean: u32,
 }
 
 /// Launches by the entry point of the driver.

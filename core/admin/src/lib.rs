@@ -16,8 +16,8 @@ mod words;
 
 pub use client::{
     ClientStatus, Decisions, Departed, EntryPoints, Identity, Marks, MechanismState, MinShare,
-    MpsUse, Needs, Objective, Report, Service, Totals, Tpot, Transformed, UngovernedStatus, Units,
-    WaitReason, Why,
+    MpsUse, Needs, Objective, Report, Service, Totals, Tpot, Transformed, UngovernedStatus,
+    UnitProfile, Units, WaitReason, Why,
 };
 pub use policy::{
     Active, Disabled, FaultCostUs, FaultCounts, Faults, LastDisabled, LastFault, LoadFailure,

@@ -222,6 +222,8 @@ limits! {
         OPEN_MARKS_MAX: usize = 64, Count;
         /// Marked units of work of a client that ended and wait for the core. Further ones are dropped and counted.
         MARK_SLOTS: usize = 1_024, Count;
+        /// Launches of a unit of work that is profiled. A unit with more gives no profile.
+        PROFILED_LAUNCHES_MAX: usize = 1_024, Count;
     }
     "The component" {
         /// A component's file; larger ones are refused. Default of `policy.limits.component_bytes_max`.

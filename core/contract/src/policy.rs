@@ -4,6 +4,7 @@ pub use crate::kernel::KernelId;
 use crate::limits::{COMMANDS_MAX, WEIGHT_MAX};
 pub use crate::objective::Objective;
 use crate::objective::tpot_of_labels;
+pub use crate::unit_profile::UnitProfile;
 use std::fmt;
 
 /// A client of this core; dense, never reused within one run.
@@ -243,6 +244,8 @@ pub struct ServiceView {
     pub p99_ns: u64,
     /// Of a client with an objective for tokens.
     pub tokens: Option<TokensView>,
+    /// Of a client of which a unit was profiled.
+    pub profile: Option<UnitProfile>,
 }
 
 /// How well an objective for tokens is kept; the contract's `tokens`.
@@ -290,6 +293,7 @@ impl ServiceView {
             p50_ns: 0,
             p99_ns: 0,
             tokens: None,
+            profile: None,
         }
     }
 

@@ -13,12 +13,12 @@ use crate::dispatch::snapshot::{ClientNumbers, ReportWords, ShimCounts, Snapshot
 use tally_admin::{
     Active, Class, ClientStatus, Decisions, EntryPoints, FaultCostUs, FaultCounts, Faults,
     Identity, LastDisabled, LastFault, LoadFailure, Marks, MechanismState, MpsUse, Objective,
-    PolicyReport, ReasonStatus, Report, Restored, Service, Tpot, Transformed, Units, WaitReason,
-    Why,
+    PolicyReport, ReasonStatus, Report, Restored, Service, Tpot, Transformed, UnitProfile, Units,
+    WaitReason, Why,
 };
 use tally_engine::WaitsFor;
 use tally_engine::engine::Had;
-use tally_engine::policy::FaultKind;
+use tally_engine::policy::{self, FaultKind};
 use tally_ipc::layout::{LaunchCounts, report_state, whole_because};
 
 /// The active policy; `last_disabled`: the last that was disabled, and `load_failures`: their number.
@@ -270,6 +270,21 @@ fn service(n: &ServiceNumbers, marked: Option<&MarkNumbers>) -> Service {
         attainment_percent: n.objective.filter(|_| n.recent > 0).map(|_| attainment),
         tpot: marked.and_then(tpot),
         marks: marked.map(marks),
+        profile: None,
+    }
+}
+
+fn profile(p: policy::UnitProfile) -> UnitProfile {
+    UnitProfile {
+        units: p.units,
+        launches: p.launches,
+        gpu_busy_ms: p.gpu_busy_ns as f64 / 1e6,
+        gaps: p.gaps,
+        gaps_ms: p.gaps_ns as f64 / 1e6,
+        gap_median_us: p.gap_median_ns as f64 / 1e3,
+        gap_longest_us: p.gap_longest_ns as f64 / 1e3,
+        sms_max: p.sms_max,
+        sms_mean: p.sms_mean,
     }
 }
 
@@ -324,7 +339,10 @@ pub fn client(
         measured_ms: n.stats.measured_ns as f64 / 1e6,
         launches_measured: n.stats.measured,
         busy: n.shim.busy && identity.class == Class::High,
-        service: n.service.as_ref().map(|s| service(s, n.marks.as_ref())),
+        service: n
+            .service
+            .as_ref()
+            .map(|s| Service { profile: n.profile.map(profile), ..service(s, n.marks.as_ref()) }),
         standstills: n.standstills,
         in_flight: n.state.in_flight,
         in_flight_us: n.state.in_flight_ns as f64 / 1e3,

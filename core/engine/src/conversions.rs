@@ -132,6 +132,17 @@ macro_rules! contract_conversions {
                 p50_ns: tokens.p50_ns,
                 p99_ns: tokens.p99_ns,
             };
+            let profile = |profile: $crate::policy::UnitProfile| $t::UnitProfile {
+                units: profile.units,
+                launches: profile.launches,
+                gpu_busy_ns: profile.gpu_busy_ns,
+                gaps: profile.gaps,
+                gaps_ns: profile.gaps_ns,
+                gap_median_ns: profile.gap_median_ns,
+                gap_longest_ns: profile.gap_longest_ns,
+                sms_max: profile.sms_max,
+                sms_mean: profile.sms_mean,
+            };
             $t::Service {
                 objective: view.objective.map(objective),
                 open_since_ns: view.open_since_ns,
@@ -142,6 +153,7 @@ macro_rules! contract_conversions {
                 p50_ns: view.p50_ns,
                 p99_ns: view.p99_ns,
                 tokens: view.tokens.map(tokens),
+                profile: view.profile.map(profile),
             }
         }
 

@@ -60,6 +60,7 @@ fn units_are_told_and_counted_against_the_objective() {
         p50_ns: 900,
         p99_ns: 1_050,
         tokens: None,
+        profile: None,
     };
     assert_eq!(service(&e), expected);
 
@@ -72,6 +73,20 @@ fn units_are_told_and_counted_against_the_objective() {
     assert_eq!(last, Some(began));
     e.units_ended(9_400, HIGH, ended(1, 100), &mut out);
     assert_eq!((service(&e).units, service(&e).units_within), (4, 2));
+}
+
+#[test]
+fn a_profile_is_the_latest_and_outlives_what_was_counted() {
+    let (mut e, _, mut out) = engine();
+    assert_eq!(service(&e).profile, None);
+    let profile = |launches| UnitProfile { launches, ..UnitProfile::default() };
+    e.unit_profiled(HIGH, profile(3));
+    e.unit_profiled(HIGH, profile(4));
+    e.unit_profiled(LOW, profile(5));
+    e.units_ended(9_000, HIGH, ended(1, 900), &mut out);
+    e.forget_units(HIGH);
+    assert_eq!((service(&e).units, service(&e).profile), (0, Some(profile(4))));
+    assert!(e.world().clients[&LOW].service.is_none());
 }
 
 #[test]

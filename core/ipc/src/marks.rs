@@ -11,7 +11,8 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_contract::limits::STREAM_SLOTS;
-pub use tally_contract::limits::{MARK_SLOTS, OPEN_MARKS_MAX};
+pub use tally_contract::limits::{MARK_SLOTS, OPEN_MARKS_MAX, PROFILED_LAUNCHES_MAX};
+use tally_contract::unit_profile::UnitProfile;
 
 /// Longest time in the program's queue that a mark can state, us: 8 years.
 const AGE_US_MAX: u64 = (1 << 48) - 1;
@@ -115,6 +116,52 @@ pub struct Mark {
     pub what: AtomicU64,
 }
 
+/// The latest profiled unit of work, written by one thread of the client's.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ProfileWords {
+    /// Odd while the words are written; 0: there is none yet.
+    pub sequence: AtomicU64,
+    words: [AtomicU64; 8],
+}
+
+impl ProfileWords {
+    /// Client: a unit was profiled. [`UnitProfile::units`] is the core's to count.
+    pub fn publish(&self, profile: &UnitProfile) {
+        let p = profile;
+        let [launches, gaps, sms_max, sms_mean] =
+            [p.launches, p.gaps, p.sms_max, p.sms_mean].map(u64::from);
+        let times = [p.gpu_busy_ns, p.gaps_ns, p.gap_median_ns, p.gap_longest_ns];
+        let sequence = self.sequence.load(Relaxed) | 1;
+        self.sequence.store(sequence, SeqCst);
+        let values = [launches, gaps, sms_max, sms_mean].into_iter().chain(times);
+        self.words.iter().zip(values).for_each(|(word, value)| word.store(value, SeqCst));
+        self.sequence.store(sequence.wrapping_add(1), SeqCst);
+    }
+
+    /// Core: what was published since `seen`, and the sequence to state next time. Nothing of it is checked.
+    pub fn read(&self, seen: u64) -> Option<(u64, UnitProfile)> {
+        let sequence = self.sequence.load(SeqCst);
+        if sequence == seen || sequence & 1 == 1 {
+            return None;
+        }
+        let word = |at: usize| self.words[at].load(SeqCst);
+        let small = |at| word(at).try_into().unwrap_or(u32::MAX);
+        let profile = UnitProfile {
+            units: 0,
+            launches: small(0),
+            gaps: small(1),
+            sms_max: small(2),
+            sms_mean: small(3),
+            gpu_busy_ns: word(4),
+            gaps_ns: word(5),
+            gap_median_ns: word(6),
+            gap_longest_ns: word(7),
+        };
+        (self.sequence.load(SeqCst) == sequence).then_some((sequence, profile))
+    }
+}
+
 /// See the module's documentation. Written by the client.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -127,6 +174,7 @@ pub struct Marks {
     pub dropped: AtomicU64,
     _pad: [u64; 5],
     pub open: [OpenMark; OPEN_MARKS_MAX],
+    pub profile: ProfileWords,
     /// When the open unit of each stream slot began, monotonic ns; 0: none is open.
     pub streams: [AtomicU64; STREAM_SLOTS],
     /// The slot is the ticket modulo [`MARK_SLOTS`].
@@ -314,6 +362,32 @@ mod tests {
         seen.sort_unstable();
         assert!(seen.iter().copied().eq(0..MARK_SLOTS as u64));
         assert_eq!(marks.dropped.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_profile_is_read_once_and_never_while_it_is_written() {
+        let (_file, region) = map::create_client().unwrap();
+        let words = &region.marks.profile;
+        assert_eq!(words.read(0), None);
+        let profile = UnitProfile {
+            units: 0,
+            launches: 1,
+            gpu_busy_ns: 2,
+            gaps: 3,
+            gaps_ns: 4,
+            gap_median_ns: 5,
+            gap_longest_ns: 6,
+            sms_max: 7,
+            sms_mean: 8,
+        };
+        words.publish(&profile);
+        let (seen, read) = words.read(0).unwrap();
+        assert_eq!((read, words.read(seen)), (profile, None));
+        words.publish(&UnitProfile { launches: 9, ..profile });
+        let (later, read) = words.read(seen).unwrap();
+        assert_eq!((read.launches, words.read(later)), (9, None));
+        words.sequence.fetch_add(1, SeqCst);
+        assert_eq!(words.read(0), None);
     }
 
     #[test]

@@ -21,12 +21,14 @@
 //! in which a clearer that lost the race sets the bit again: the flag is raised
 //! after the bit and lowered before it. Lowering it alone has the slot's next
 //! launch noted, which is how [units of work](crate::units) learn when they began.
+//! A third state, *measured*, stands for the raised flag while every launch is to
+//! take the path of one that is noted ([`unit_profile`](crate::unit_profile)).
 //!
 //! Must never wait, allocate or call the system (a doorbell apart, which the
 //! caller rings when told to).
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use tally_ipc::layout::Activity;
 use tally_ipc::wait::now_ns;
 
@@ -39,7 +41,19 @@ const ONE_LAUNCH: u64 = 1 << 32;
 #[derive(Debug, Default)]
 pub struct SlotWord {
     launches: AtomicU64,
-    noted: AtomicBool,
+    flag: AtomicU8,
+}
+
+/// What a slot's next launch has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Flag {
+    /// To be noted.
+    Lowered,
+    /// Nothing: the busy bit is set.
+    Noted,
+    /// To be measured; the busy bit is set.
+    Measured,
 }
 
 /// A slot's word at some moment.
@@ -82,19 +96,33 @@ pub enum Change {
 impl SlotWord {
     /// Sequence number 0, and no launch being issued.
     pub const fn new() -> Self {
-        SlotWord { launches: AtomicU64::new(0), noted: AtomicBool::new(false) }
+        SlotWord { launches: AtomicU64::new(0), flag: AtomicU8::new(Flag::Lowered as u8) }
     }
 
     /// Whether the busy bit is set and the next launch is of no special interest.
     #[inline(always)]
     pub fn is_noted(&self) -> bool {
-        self.noted.load(SeqCst)
+        self.flag.load(SeqCst) == Flag::Noted as u8
+    }
+
+    pub fn flag(&self) -> Flag {
+        match self.flag.load(SeqCst) {
+            n if n == Flag::Lowered as u8 => Flag::Lowered,
+            n if n == Flag::Measured as u8 => Flag::Measured,
+            _ => Flag::Noted,
+        }
+    }
+
+    /// Further launches are not measured.
+    pub fn end_measuring(&self) {
+        let (from, to) = (Flag::Measured as u8, Flag::Noted as u8);
+        let _ = self.flag.compare_exchange(from, to, SeqCst, SeqCst);
     }
 
     /// The next launch is to be noted.
     #[inline]
     pub fn forget_note(&self) {
-        self.noted.store(false, SeqCst);
+        self.flag.store(Flag::Lowered as u8, SeqCst);
     }
 
     #[inline]
@@ -121,11 +149,12 @@ impl SlotWord {
     }
 }
 
-/// Make sure that `bit` is set; called after [`SlotWord::begin`], unless the slot [is noted](SlotWord::is_noted).
+/// Make sure that `bit` is set; called after [`SlotWord::begin`], if the slot's flag is lowered. `to` is what the flag is
+/// to be.
 #[cold]
-pub fn mark(activity: &Activity, word: &SlotWord, bit: u64) -> Change {
+pub fn mark(activity: &Activity, word: &SlotWord, bit: u64, to: Flag) -> Change {
     let change = set(activity, bit);
-    word.noted.store(true, SeqCst);
+    word.flag.store(to as u8, SeqCst);
     change
 }
 
@@ -196,7 +225,7 @@ mod tests {
 
     /// What a launch does.
     fn mark(a: &Activity, w: &SlotWord, bit: u64) -> Change {
-        if w.is_noted() { Change::None } else { super::mark(a, w, bit) }
+        if w.is_noted() { Change::None } else { super::mark(a, w, bit, Flag::Noted) }
     }
 
     fn activity() -> Box<Activity> {
@@ -252,6 +281,20 @@ mod tests {
         assert!(w.is_noted());
         assert_eq!(covered(&a, &w, 1, w.snapshot()), Change::Ended);
         assert!(!w.is_noted());
+    }
+
+    #[test]
+    fn a_measured_slot_is_noted_for_the_wait_and_not_for_the_launch() {
+        let (a, w) = (activity(), SlotWord::new());
+        w.begin();
+        super::mark(&a, &w, 1, Flag::Measured);
+        w.end();
+        assert_eq!((w.is_noted(), w.flag()), (false, Flag::Measured));
+        w.end_measuring();
+        assert_eq!((w.is_noted(), w.flag()), (true, Flag::Noted));
+        assert_eq!(covered(&a, &w, 1, w.snapshot()), Change::Ended);
+        w.end_measuring();
+        assert_eq!(w.flag(), Flag::Lowered, "the bit is not set");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::connection::Settings;
 use crate::{
     apart, asking, bypass, capture, completion, contexts, device, enter, events, exec_nodes, exit,
     greens, helper, images, linger, link, log, marks, names, news, nvtx, poller, quiesce, slots,
-    state, streams, threads, timeslice, tools, units,
+    state, streams, threads, timeslice, tools, unit_profile, units,
 };
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -128,6 +128,7 @@ unsafe extern "C" fn in_forked_child() {
     streams::reset();
     timeslice::reset();
     units::reset();
+    unit_profile::reset();
     state::set_initialised(false);
     device::reset();
 }

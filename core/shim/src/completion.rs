@@ -41,9 +41,9 @@ const SAMPLE_EVERY: u16 = 32;
 const SCATTER: u16 = 40_503;
 /// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
 /// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
-const LAUNCH_LATENCY_NS: u64 = 4_500;
+pub const LAUNCH_LATENCY_NS: u64 = 4_500;
 /// A measured time is reported if its error is at most a quarter of it, or at most this, ns.
-const UNCERTAIN_NS: u64 = 5_000;
+pub const UNCERTAIN_NS: u64 = 5_000;
 
 /// An event behind launch `number`.
 #[derive(Debug)]

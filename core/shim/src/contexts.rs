@@ -12,7 +12,7 @@
 
 use crate::greens::{GREENS, Green};
 use crate::slots;
-use crate::{asking, completion, linger, names, quiesce, slot_life, state, streams};
+use crate::{asking, completion, linger, names, quiesce, slot_life, state, streams, unit_profile};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
@@ -31,10 +31,12 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     quiesce::join();
     let closed = slots::close_context(context);
     let events = completion::take_context(context);
+    unit_profile::drop_open_in(context);
     linger::forget_context(context);
     // What the shim has under way in it ends or is given up; from now on none of its threads uses it.
     let was_transformed = tally_preempt::close_context(context);
     asking::wait_out();
+    unit_profile::forget_context(context);
     let made = streams::take_context(context);
     let modules = names::take_context(context);
     let homes = home::homes_of(context);

@@ -5,9 +5,10 @@
 //! activity. Everything else goes to `slow`. Every path calls the real function exactly once, unless the launch is
 //! made in another form.
 
-use crate::activity;
+use crate::activity::{self, Flag};
 use crate::{
-    attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state, units,
+    attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state,
+    unit_profile, units,
 };
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
@@ -68,29 +69,70 @@ fn around<L: Launch>(stream: Ptr, per_thread: bool, launch: L) -> CuResult {
         // Once more, behind the count: whoever closed the fast path meanwhile looks at that.
         if capture::allows_fast_path() {
             let counter = L::counter(&client.counters);
-            return issue_and_mark(client, slot, number, L::IS_GRAPH, counter, || launch.real());
+            if L::IS_GRAPH || !word.is_noted() {
+                return noted(client, slot, number, stream, per_thread, launch);
+            }
+            counter.fetch_add(1, Relaxed);
+            let result = launch.real();
+            word.end();
+            if result != SUCCESS {
+                failed(client);
+            }
+            return result;
         }
         word.end();
     }
     slow(stream, per_thread, launch)
 }
 
+/// A launch of the fast path that may be the first of a unit of work, make the stream busy, or be measured.
+#[cold]
+#[inline(never)]
+fn noted<L: Launch>(
+    client: &ClientRegion,
+    slot: usize,
+    number: u32,
+    stream: Ptr,
+    per_thread: bool,
+    launch: L,
+) -> CuResult {
+    let measured = Measured {
+        stream: slots::explicit(stream, per_thread),
+        shape: &|| launch.shape(),
+        target: &|| launch.target(),
+    };
+    let counter = L::counter(&client.counters);
+    issue(client, slot, number, L::IS_GRAPH, counter, Some(&measured), || launch.real())
+}
+
+/// What is asked of a launch that is measured.
+struct Measured<'a> {
+    /// An explicit handle.
+    stream: usize,
+    shape: &'a dyn Fn() -> Shape,
+    target: &'a dyn Fn() -> Target,
+}
+
 /// Note activity, count the launch and call the driver. The caller has counted the launch in its slot's word.
-#[inline(always)]
-fn issue_and_mark(
+fn issue(
     client: &ClientRegion,
     slot: usize,
     number: u32,
     is_graph: bool,
     counter: &AtomicU64,
+    measured: Option<&Measured<'_>>,
     real: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let word = &slots::SLOTS[slot & 63].word;
-    if is_graph || !word.is_noted() {
-        note(client, slot, number, is_graph);
-    }
+    let stream = measured.map(|measured| measured.stream);
+    let is_noted = !is_graph && word.is_noted();
+    let is_measured = !is_noted && note(client, slot, number, is_graph, stream);
     counter.fetch_add(1, Relaxed);
     let result = real();
+    if is_measured && let Some(Measured { stream, shape, target }) = measured {
+        let shape = shape();
+        unit_profile::launched(client, slot, number, result, *stream, &shape, target);
+    }
     word.end();
     if result != SUCCESS {
         failed(client);
@@ -98,17 +140,39 @@ fn issue_and_mark(
     result
 }
 
-/// The launch may be the first of a unit of work, or make the stream busy.
-#[cold]
-#[inline(never)]
-fn note(client: &ClientRegion, slot: usize, number: u32, is_graph: bool) {
+/// The launch may be the first of a unit of work, or make the stream busy. Whether it is measured; without a `stream` it
+/// cannot be.
+fn note(
+    client: &ClientRegion,
+    slot: usize,
+    number: u32,
+    is_graph: bool,
+    stream: Option<usize>,
+) -> bool {
     let word = &slots::SLOTS[slot & 63].word;
+    let flag = word.flag();
+    let mut is_measured = false;
     if !state::is_best_effort() {
-        units::note(client, slot, number, is_graph);
+        if is_graph || flag == Flag::Lowered {
+            units::note(client, slot, number, is_graph);
+        }
+        match stream {
+            Some(stream) => {
+                let is_first = flag == Flag::Lowered;
+                is_measured = unit_profile::measures(client, slot, number, is_first, stream);
+            }
+            None => unit_profile::lost(slot),
+        }
     }
-    if !word.is_noted() {
-        link::report_change(activity::mark(&client.activity, word, slots::bit(slot)));
+    match flag {
+        Flag::Lowered => {
+            let to = if is_measured { Flag::Measured } else { Flag::Noted };
+            link::report_change(activity::mark(&client.activity, word, slots::bit(slot), to));
+        }
+        Flag::Measured if !is_measured => word.end_measuring(),
+        Flag::Measured | Flag::Noted => {}
     }
+    is_measured
 }
 
 #[cold]
@@ -116,11 +180,20 @@ fn failed(client: &ClientRegion) {
     client.counters.failed.fetch_add(1, Relaxed);
 }
 
-/// Count a launch in its slot's word, and call the driver: from the slow path and from [`gated`].
+/// Count a launch in its slot's word, and call the driver: from [`gated`].
 pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
+    counted(client, slot, call, None)
+}
+
+fn counted(
+    client: &ClientRegion,
+    slot: usize,
+    call: &Call<'_>,
+    measured: Option<&Measured<'_>>,
+) -> CuResult {
     let counter = (call.counter)(&client.counters);
     let number = slots::SLOTS[slot & 63].word.begin();
-    state::inside(|| issue_and_mark(client, slot, number, call.is_graph, counter, call.real))
+    state::inside(|| issue(client, slot, number, call.is_graph, counter, measured, call.real))
 }
 
 #[cold]
@@ -168,7 +241,12 @@ fn govern(call: &Call<'_>) -> CuResult {
     }
     if state::is_ungated() {
         slots::ran_ahead(slot);
-        let result = quiesce::while_open(|| issue_counted(client, slot, call));
+        let measured = Measured {
+            stream: slots::explicit(call.stream, call.per_thread),
+            shape: call.shape,
+            target: call.target,
+        };
+        let result = quiesce::while_open(|| counted(client, slot, call, Some(&measured)));
         slot_life::mark_if_wanted(slot);
         result
     } else {

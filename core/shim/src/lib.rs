@@ -34,7 +34,7 @@
 //! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
 //! | [`nvtx`], [`marks`] | units of work that the program marks |
-//! | [`units`] | units of work told from launches and waits |
+//! | [`units`], [`unit_profile`] | units of work told from launches and waits; what some do on the GPU |
 //! | [`timeslice`], [`linger`] | the hardware time slice; lingering on the GPU |
 //! | [`device`] | what the core is told of the device |
 
@@ -89,4 +89,5 @@ pub mod threads;
 pub mod timeslice;
 pub mod tools;
 pub mod turn;
+pub mod unit_profile;
 pub mod units;

@@ -1,6 +1,6 @@
 //! The thread that asks the driver what has ended: events behind gated launches
 //! ([`completion`](crate::completion)), and, when the core wants to know what a client still runs,
-//! its streams.
+//! its streams; also events of a [profiled unit](crate::unit_profile).
 //!
 //! [Asking](crate::asking) waits for nothing and puts nothing into any stream. The thread holds none of the shim's
 //! locks while it is in the driver.
@@ -11,7 +11,7 @@
 use crate::activity::{self, Snapshot};
 use crate::completion::{self, Found};
 use crate::slots::{self, DRAINING, GONE, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, Slot};
-use crate::{asking, capture, link, state, threads, units};
+use crate::{asking, capture, link, state, threads, unit_profile, units};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -107,6 +107,7 @@ fn run() {
     // This thread is older than the driver's start.
     let mut is_relaxed = false;
     let mut probe = Probe::default();
+    let mut look = unit_profile::Look::default();
     let mut active_ns = now_ns();
     loop {
         let Some(client) = state::client() else { return };
@@ -138,6 +139,9 @@ fn run() {
                 nap_ns = nap_ns.min(ns);
             }
         }
+        if let Some(ns) = look.look(client) {
+            (nap_ns, active_ns) = (nap_ns.min(ns), now);
+        }
         release_drained(client);
         if PROBED.swap(false, SeqCst) {
             probe = Probe { due_ns: Some(now), pause_ns: LOOK_NS[0], seen: Some(sequences()) };
@@ -164,7 +168,7 @@ fn nap(word: u32, nap_ns: u64, is_active: bool) {
         return;
     }
     ASLEEP.store(true, SeqCst);
-    if completion::tracked() == 0 && !PROBED.load(SeqCst) {
+    if completion::tracked() == 0 && !unit_profile::is_open() && !PROBED.load(SeqCst) {
         let _ = futex::wait(&WORK, futex::Flags::PRIVATE, word, None);
     }
     ASLEEP.store(false, SeqCst);

@@ -12,9 +12,9 @@
 //!
 //! Must never lock or allocate: launches come here.
 
-use crate::activity::Snapshot;
+use crate::activity::{Flag, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{marks, state};
+use crate::{marks, state, unit_profile};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use tally_ipc::ClientRegion;
@@ -67,8 +67,9 @@ static PENDING: AtomicU64 = AtomicU64::new(0);
 /// What a wait has covered of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Found {
-    /// When the first launch was made that it covers, and no wait before.
+    /// When the first launch was made that it covers, and no wait before; and that launch's number.
     began_ns: Option<u64>,
+    first: Option<u32>,
     /// When the first launch was made that it does not cover, and whether of a graph.
     next: Option<(u64, bool)>,
     /// Graph launches that it covers.
@@ -102,6 +103,8 @@ impl Stream {
                 found.next = Some(found.next.map_or(this, |next| next.min(this)));
             } else {
                 found.began_ns = Some(found.began_ns.map_or(at_ns, |ns| ns.min(at_ns)));
+                let is_first = found.first.is_none_or(|first| is_behind(first, number));
+                found.first = if is_first { Some(number) } else { found.first };
                 found.graphs += u32::from(is_graph);
             }
         }
@@ -167,7 +170,7 @@ pub fn note(client: &ClientRegion, index: usize, number: u32, is_graph: bool) {
 /// A launch is about to be held, which will be the next of its slot: its unit begins now.
 pub fn note_held(client: &ClientRegion, index: usize, is_graph: bool) {
     let word = &SLOTS[index & 63].word;
-    if !word.is_noted() {
+    if word.flag() == Flag::Lowered {
         note(client, index, word.snapshot().sequence().wrapping_add(1), is_graph);
     }
 }
@@ -199,7 +202,8 @@ fn take(index: usize, until: u32) -> Option<Found> {
     }
     let word = &SLOTS[index & 63].word;
     // Another thread has launched while this one waited, into a stream that had its note.
-    if found.next.is_none() && word.is_noted() && word.snapshot().sequence() != until {
+    let is_noted = word.flag() != Flag::Lowered;
+    if found.next.is_none() && is_noted && word.snapshot().sequence() != until {
         stream.write(until.wrapping_add(1), 0);
     }
     let has_next = || stream.look(until, until).next.is_some();
@@ -227,6 +231,7 @@ pub fn waited(
     let (mut unit, mut ended, mut graphs): (Option<(bool, u64, usize)>, u64, u32) = (None, 0, 0);
     for (index, seen) in covered {
         let Some(found) = take(index, seen.sequence()) else { continue };
+        unit_profile::waited(client, index, seen.sequence(), found.first);
         ended |= slots::bit(index);
         let Some(began_ns) = found.began_ns else { continue };
         graphs = graphs.saturating_add(found.graphs);
@@ -265,6 +270,7 @@ pub fn idle(client: &ClientRegion, index: usize) {
 
 /// A slot is another stream's from now on, or its stream is gone: what was under way never ends.
 pub fn forget(client: &ClientRegion, index: usize) {
+    unit_profile::lost(index);
     let stream = &STREAMS[index & 63];
     stream.covered.store(SLOTS[index & 63].word.snapshot().sequence(), SeqCst);
     PENDING.fetch_and(!slots::bit(index), SeqCst);

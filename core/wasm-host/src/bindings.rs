@@ -67,7 +67,7 @@ pub mod types {
         FormProfile, KernelProfile, Transformation, TransformedForms,
     };
     pub use super::imports::log::Level;
-    pub use super::imports::services::{Objective, Service, Tokens};
+    pub use super::imports::services::{Objective, Service, Tokens, UnitProfile};
     pub use super::imports::sharing::SharingMode;
     pub use super::imports::types::{Client, Form, PriorityClass};
     pub use super::scheduler::{Answer, Decision, FormsOffered, Launch, LaunchState};

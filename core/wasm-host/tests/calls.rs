@@ -8,7 +8,7 @@ use tally_contract::limits::COMMANDS_MAX;
 use tally_engine::policy::{
     Answer, Class, ClientView, Command, Completion, Context, Decision, Event, Form,
     HOLD_UNTIL_CHANGE, Objective, Policy, ServiceView, SharingMode, Subscriptions, TokensView,
-    Usage, launch_state,
+    UnitProfile, Usage, launch_state,
 };
 use tally_engine::profile::{Demand, KernelKey};
 use tally_wasm_host::{FaultCounts, Limits};
@@ -193,6 +193,7 @@ fn services_can_be_read_and_units_arrive() {
         p50_ns: 9,
         p99_ns: 2,
         tokens: None,
+        profile: None,
     });
     bench.context.world.clients.insert(1, view.clone());
     assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(298_765_040_953)));
@@ -208,6 +209,24 @@ fn services_can_be_read_and_units_arrive() {
     view.service.as_mut().unwrap().tokens = Some(tokens);
     bench.context.world.clients.insert(1, view.clone());
     assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(1_234_567_298_765_040_953)));
+
+    let profile = UnitProfile {
+        units: 1,
+        launches: 2,
+        gpu_busy_ns: 3,
+        gaps: 4,
+        gaps_ns: 5,
+        gap_median_ns: 6,
+        gap_longest_ns: 7,
+        sms_max: 8,
+        sms_mean: 9,
+    };
+    view.service = Some(ServiceView { profile: Some(profile), ..ServiceView::new(None) });
+    bench.context.world.clients.insert(1, view.clone());
+    assert_eq!(bench.decide(kernel::PROFILED), Ok(Decision::Hold(987_654_321)));
+    view.service.as_mut().unwrap().profile = None;
+    bench.context.world.clients.insert(1, view.clone());
+    assert_eq!(bench.decide(kernel::PROFILED), Ok(Decision::Hold(0)));
 
     let now_ns = launch(kernel::UNITS).now_ns;
     let service = view.service.as_mut().unwrap();

@@ -186,9 +186,15 @@ void tally_policy_services_option_tokens_free(tally_policy_services_option_token
   }
 }
 
+void tally_policy_services_option_unit_profile_free(tally_policy_services_option_unit_profile_t *ptr) {
+  if (ptr->is_some) {
+  }
+}
+
 void tally_policy_services_service_free(tally_policy_services_service_t *ptr) {
   tally_policy_services_option_objective_free(&ptr->objective);
   tally_policy_services_option_tokens_free(&ptr->tokens);
+  tally_policy_services_option_unit_profile_free(&ptr->profile);
 }
 
 void tally_policy_services_option_service_free(tally_policy_services_option_service_t *ptr) {
@@ -409,17 +415,17 @@ bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_pol
 
 bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_policy_services_service_t *ret) {
   __attribute__((__aligned__(8)))
-  uint8_t ret_area[136];
+  uint8_t ret_area[208];
   uint8_t *ptr = (uint8_t *) &ret_area;
   __wasm_import_tally_policy_services_get((int32_t) (client), ptr);
-  tally_policy_services_option_service_t option1;
+  tally_policy_services_option_service_t option2;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
-      option1.is_some = false;
+      option2.is_some = false;
       break;
     }
     case 1: {
-      option1.is_some = true;
+      option2.is_some = true;
       tally_policy_services_option_objective_t option;
       switch ((int32_t) *((uint8_t*) (ptr + 8))) {
         case 0: {
@@ -455,8 +461,30 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
           break;
         }
       }
+      tally_policy_services_option_unit_profile_t option1;
+      switch ((int32_t) *((uint8_t*) (ptr + 136))) {
+        case 0: {
+          option1.is_some = false;
+          break;
+        }
+        case 1: {
+          option1.is_some = true;
+          option1.val = (tally_policy_services_unit_profile_t) {
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 144))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 152))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 160))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 168))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 176))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 184))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 192))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 200))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 204))),
+          };
+          break;
+        }
+      }
 
-      option1.val = (tally_policy_services_service_t) {
+      option2.val = (tally_policy_services_service_t) {
         (tally_policy_services_option_objective_t) option,
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 32))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
@@ -466,12 +494,13 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 64))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 72))),
         (tally_policy_services_option_tokens_t) option0,
+        (tally_policy_services_option_unit_profile_t) option1,
       };
       break;
     }
   }
-  *ret = option1.val;
-  return option1.is_some;
+  *ret = option2.val;
+  return option2.is_some;
 }
 
 int64_t tally_policy_services_slack_ns(uint64_t now_ns) {

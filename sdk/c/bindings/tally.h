@@ -164,6 +164,30 @@ typedef struct tally_policy_services_tokens_t {
   uint64_t   p99_ns;
 } tally_policy_services_tokens_t;
 
+// What a unit did on the GPU: the latest profiled one. The first two units of a client are profiled, and then one in 64.
+// Such a unit goes from the first launch that no earlier wait covers to the return of the call that waits for it, also
+// where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
+// no profile.
+typedef struct tally_policy_services_unit_profile_t {
+  // Profiled units, this one included.
+  uint64_t   units;
+  // A CUDA graph is one.
+  uint32_t   launches;
+  // GPU time in which its launches ran.
+  uint64_t   gpu_busy_ns;
+  // Gaps between the end of a launch and the start of the next: the program had not made it yet.
+  uint32_t   gaps;
+  // All of them together.
+  uint64_t   gaps_ns;
+  // Median of the gaps, or UNKNOWN: there is none.
+  uint64_t   gap_median_ns;
+  uint64_t   gap_longest_ns;
+  // SMs that its largest kernel fills, or UNKNOWN. Of a unit with a CUDA graph or a cooperative launch always UNKNOWN.
+  uint32_t   sms_max;
+  // Mean of the SMs that its kernels fill, weighted by their time, or UNKNOWN.
+  uint32_t   sms_mean;
+} tally_policy_services_unit_profile_t;
+
 typedef struct {
   bool is_some;
   tally_policy_services_objective_t val;
@@ -173,6 +197,11 @@ typedef struct {
   bool is_some;
   tally_policy_services_tokens_t val;
 } tally_policy_services_option_tokens_t;
+
+typedef struct {
+  bool is_some;
+  tally_policy_services_unit_profile_t val;
+} tally_policy_services_option_unit_profile_t;
 
 typedef struct tally_policy_services_service_t {
   tally_policy_services_option_objective_t   objective;
@@ -190,6 +219,8 @@ typedef struct tally_policy_services_service_t {
   uint64_t   p99_ns;
   // `none` without an objective for tokens.
   tally_policy_services_option_tokens_t   tokens;
+  // `none` until a unit was profiled.
+  tally_policy_services_option_unit_profile_t   profile;
 } tally_policy_services_service_t;
 
 typedef struct {
@@ -504,6 +535,8 @@ void tally_policy_clients_option_client_state_free(tally_policy_clients_option_c
 void tally_policy_services_option_objective_free(tally_policy_services_option_objective_t *ptr);
 
 void tally_policy_services_option_tokens_free(tally_policy_services_option_tokens_t *ptr);
+
+void tally_policy_services_option_unit_profile_free(tally_policy_services_option_unit_profile_t *ptr);
 
 void tally_policy_services_service_free(tally_policy_services_service_t *ptr);
 

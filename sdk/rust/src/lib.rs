@@ -80,7 +80,7 @@ pub use bindings::tally::policy::kernels::{
     FormProfile, KernelProfile, Transformation, TransformedForms,
 };
 pub use bindings::tally::policy::log::Level;
-pub use bindings::tally::policy::services::{Objective, Service, Tokens};
+pub use bindings::tally::policy::services::{Objective, Service, Tokens, UnitProfile};
 pub use bindings::tally::policy::sharing::SharingMode;
 pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, PriorityClass};
 pub use bucket::TokenBucket;

@@ -73,6 +73,7 @@ pub fn service(slo_ns: Option<u64>) -> Service {
         p50_ns: 0,
         p99_ns: 0,
         tokens: None,
+        profile: None,
     }
 }
 

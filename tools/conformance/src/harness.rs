@@ -10,7 +10,7 @@ use tally_contract::objective::{SLO_NS, SLO_PERCENTILE_DEFAULT};
 use tally_engine::policy::{
     Answer, Class, ClientId, ClientInfo, ClientView, Command, Completion, Context, Decision, Event,
     Fault, Form, KernelId, Launch, NEVER, NO_KERNEL, Objective, Policy, ServiceView, TokensView,
-    Usage, forms_offered, launch_state,
+    UnitProfile, Usage, forms_offered, launch_state,
 };
 use tally_engine::profile::{Demand, KernelKey, Transformation};
 use tally_wasm_host::Saved;
@@ -248,6 +248,12 @@ impl Harness {
         service.units += 1;
         (service.recent, service.p50_ns, service.p99_ns) = (1, took_ns, took_ns);
         service.tokens = after_unit(service, took_ns);
+        if UnitProfile::is_of(service.units - 1) {
+            let launches = [(took_ns / 2, 1 + service.units as u32 % 132); 2];
+            let units = service.profile.map_or(0, |profile| profile.units) + 1;
+            let profile = UnitProfile::new(&launches, &mut vec![took_ns / 8]);
+            service.profile = Some(UnitProfile { units, ..profile });
+        }
         self.tell(&Event::UnitsEnded { client, units: 1, took_ns })
     }
 

@@ -320,6 +320,7 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
         floor(out, id, c.min_share)?;
         service::requests(out, id, c.service.as_ref(), paint)?;
         service::marks(out, id, c.service.as_ref(), paint)?;
+        service::profile(out, id, c.service.as_ref())?;
         for (why, what) in
             [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
         {

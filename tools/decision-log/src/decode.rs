@@ -7,7 +7,7 @@ use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX};
 use tally_contract::objective::tpot_ns;
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    Objective, ServiceView, SharingMode, Subscriptions, TokensView, Usage,
+    Objective, ServiceView, SharingMode, Subscriptions, TokensView, UnitProfile, Usage,
 };
 use tally_engine::profile::{Demand, FormView, KernelKey, KernelView, Transformation};
 
@@ -296,6 +296,21 @@ impl<'a> Bytes<'a> {
             p50_ns: self.u64()?,
             p99_ns: self.u64()?,
             tokens: if self.flag()? { Some(self.tokens()?) } else { None },
+            profile: if self.flag()? { Some(self.unit_profile()?) } else { None },
+        })
+    }
+
+    fn unit_profile(&mut self) -> Result<UnitProfile> {
+        Ok(UnitProfile {
+            units: self.u64()?,
+            launches: self.u32()?,
+            gpu_busy_ns: self.u64()?,
+            gaps: self.u32()?,
+            gaps_ns: self.u64()?,
+            gap_median_ns: self.u64()?,
+            gap_longest_ns: self.u64()?,
+            sms_max: self.u32()?,
+            sms_mean: self.u32()?,
         })
     }
 

@@ -10,7 +10,7 @@ use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
-    Objective, ServiceView, SharingMode, Subscriptions, TokensView, Usage,
+    Objective, ServiceView, SharingMode, Subscriptions, TokensView, UnitProfile, Usage,
 };
 use tally_engine::profile::{Demand, FormView, KernelKey, KernelView, Transformation};
 
@@ -196,8 +196,21 @@ fn service() -> impl Strategy<Value = ServiceView> {
         },
     );
     let numbers = (any::<[u64; 5]>(), any::<[u32; 2]>(), any::<bool>());
-    (prop::option::of(objective), prop::option::of(tokens), numbers).prop_map(
-        |(objective, tokens, (n, [recent, recent_within], open_is_token))| ServiceView {
+    let profile = (any::<[u64; 5]>(), any::<[u32; 4]>()).prop_map(|(n, m)| UnitProfile {
+        units: n[0],
+        launches: m[0],
+        gpu_busy_ns: n[1],
+        gaps: m[1],
+        gaps_ns: n[2],
+        gap_median_ns: n[3],
+        gap_longest_ns: n[4],
+        sms_max: m[2],
+        sms_mean: m[3],
+    });
+    let optional =
+        (prop::option::of(objective), prop::option::of(tokens), prop::option::of(profile));
+    (optional, numbers).prop_map(
+        |((objective, tokens, profile), (n, [recent, recent_within], open_is_token))| ServiceView {
             objective,
             open_since_ns: n[0],
             open_is_token,
@@ -208,6 +221,7 @@ fn service() -> impl Strategy<Value = ServiceView> {
             p50_ns: n[3],
             p99_ns: n[4],
             tokens,
+            profile,
         },
     )
 }

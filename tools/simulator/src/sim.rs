@@ -19,7 +19,7 @@ use crate::report::{Floor, Report};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use outcome::Window;
 use solo::Solo;
-use tally_engine::policy::{self, Decision, Form, Objective, Policy, forms_offered};
+use tally_engine::policy::{self, Decision, Form, Objective, Policy, UnitProfile, forms_offered};
 use tally_engine::{Action, EndedUnits, Engine, EngineConfig, OpenUnit, Submission};
 
 /// How long after a completion the core looks.
@@ -152,6 +152,8 @@ struct Sim<'a> {
     serving_since: Option<u64>,
     /// The same, until the engine is told of it.
     unit_since_ns: Option<u64>,
+    /// Of the service's units, once `units` of them were profiled.
+    profile: UnitProfile,
     free_ns: u64,
     service_ns: Vec<u64>,
     queued_ns: Vec<u64>,
@@ -270,6 +272,7 @@ impl<'a> Sim<'a> {
             begun: 0,
             serving_since: None,
             unit_since_ns: None,
+            profile: UnitProfile::default(),
             free_ns: 0,
             service_ns: Vec::new(),
             queued_ns: Vec::new(),
@@ -484,6 +487,10 @@ impl<'a> Sim<'a> {
             let ended = EndedUnits { units: 1, took_ns: self.free_ns - since_ns };
             if self.setup.graph {
                 engine.tokens_ended(HIGH as u32, ended.units, ended.took_ns);
+            }
+            if UnitProfile::is_of(self.service_ns.len() as u64 - 1) {
+                self.profile.units += 1;
+                engine.unit_profiled(HIGH as u32, self.profile);
             }
             engine.units_ended(now_ns, HIGH as u32, ended, &mut self.actions);
             engine.high_activity(now_ns, HIGH as u32, false, now_ns, &mut self.actions);

@@ -221,6 +221,7 @@ impl DispatchClient {
             has_more = marks.read(now_ns, &self.link.region.marks, &self.link.core.marks_read);
             // Before the end of their unit.
             marks.tell_tokens(self.link.info.id, engine);
+            marks.tell_profile(self.link.info.id, engine);
             service.look(now_ns, marks).tell(now_ns, self.link.info.id, engine, out);
         }
         let periods = a.busy_periods.load(Acquire);

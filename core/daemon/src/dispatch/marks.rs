@@ -12,9 +12,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ab::Sample;
 use tally_ab::sample::{Carried, Requests, UnderWay};
-use tally_contract::limits::{OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX};
+use tally_contract::limits::{
+    OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX, PROFILED_LAUNCHES_MAX, SMS_MAX,
+};
 use tally_engine::OpenUnit;
-use tally_engine::policy::ClientId;
+use tally_engine::policy::{ClientId, UnitProfile};
 use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What, even_ns};
 
 /// How far in the future an end may be, ns: a pass has one time, and units end while it lasts.
@@ -187,6 +189,10 @@ pub struct Marks {
     tokens_ended: Vec<(u64, u32)>,
     tokens: Option<Box<Times>>,
     prefills: Option<Box<Times>>,
+    /// The latest profiled unit, whether it is news, and the client's sequence when it was read.
+    profile: Option<UnitProfile>,
+    is_profiled: bool,
+    profile_seen: u64,
     /// The client's count of dropped units when it registered, and how far it has been above that.
     dropped_before: u64,
     dropped: u64,
@@ -219,6 +225,9 @@ impl Marks {
             tokens_ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
             tokens: None,
             prefills: None,
+            profile: None,
+            is_profiled: false,
+            profile_seen: from.profile.sequence.load(Relaxed),
             dropped_before: from.dropped.load(Relaxed),
             dropped: 0,
             wrong: 0,
@@ -237,6 +246,7 @@ impl Marks {
             self.changes = changes;
             self.look_at_open(now_ns, from);
         }
+        self.look_at_profile(from);
         // The client may also write less: what was counted stays.
         let dropped = from.dropped.load(Relaxed).saturating_sub(self.dropped_before);
         self.dropped = self.dropped.max(dropped);
@@ -278,6 +288,24 @@ impl Marks {
             self.open
                 .extend(from.open_streams().map(|(ns, is_graph)| open(ns, ns, is_graph, false)));
         }
+    }
+
+    fn look_at_profile(&mut self, from: &theirs::Marks) {
+        self.is_profiled = false;
+        let Some((sequence, profile)) = from.profile.read(self.profile_seen) else { return };
+        self.profile_seen = sequence;
+        let UnitProfile { launches, gaps, sms_max, sms_mean, .. } = profile;
+        let can_be = (1..=PROFILED_LAUNCHES_MAX as u32).contains(&launches)
+            && gaps < launches
+            && sms_mean <= sms_max
+            && sms_max <= SMS_MAX;
+        if !can_be {
+            self.wrong = self.wrong.saturating_add(1);
+            return;
+        }
+        let units = self.profile.map_or(0, |before| before.units).saturating_add(1);
+        self.profile = Some(UnitProfile { units, ..profile });
+        self.is_profiled = true;
     }
 
     fn take(&mut self, now_ns: u64, from: &theirs::Marks) -> bool {
@@ -372,6 +400,18 @@ impl Marks {
         for &(took_ns, tokens) in &self.tokens_ended {
             engine.tokens_ended(client, tokens, took_ns);
         }
+    }
+
+    /// Tell the engine of the unit that was profiled since the pass before.
+    pub fn tell_profile(&self, client: ClientId, engine: &mut Engine) {
+        if let Some(profile) = self.profile.filter(|_| self.is_profiled) {
+            engine.unit_profiled(client, profile);
+        }
+    }
+
+    /// The latest profiled unit.
+    pub fn profile(&self) -> Option<UnitProfile> {
+        self.profile
     }
 
     /// Another longest time of a token, or none. What is recent of tokens begins anew.

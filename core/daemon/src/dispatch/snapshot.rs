@@ -12,7 +12,7 @@ use crate::profile_store::profiled::Device;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_admin::{Quantiles, SwapPauseUs};
 use tally_engine::engine::Had;
-use tally_engine::policy::{Form, KernelId};
+use tally_engine::policy::{Form, KernelId, UnitProfile};
 use tally_engine::profile::{Demand, FormStats, Transformation};
 use tally_engine::{ClientState, ClientStats, PolicyStats};
 use tally_ipc::ClientRegion;
@@ -119,6 +119,8 @@ pub struct ClientNumbers {
     pub service: Option<ServiceNumbers>,
     /// Units of work that it marked, if any.
     pub marks: Option<MarkNumbers>,
+    /// Its latest profiled unit of work.
+    pub profile: Option<UnitProfile>,
 }
 
 impl ClientNumbers {
@@ -156,6 +158,7 @@ impl ClientNumbers {
             standstills: client.standstills(),
             service: client.service.as_ref().map(|service| service.numbers()),
             marks: marks.and_then(|marks| marks.numbers(read_ns)),
+            profile: marks.and_then(|marks| marks.profile()),
         }
     }
 }

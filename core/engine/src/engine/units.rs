@@ -2,7 +2,7 @@
 
 use super::{Action, Engine};
 use crate::policy::{
-    ClientId, Event, NEVER, Objective, Policy, ServiceView, Subscriptions, TokensView,
+    ClientId, Event, NEVER, Objective, Policy, ServiceView, Subscriptions, TokensView, UnitProfile,
 };
 
 /// Units that ended since the caller last looked.
@@ -76,6 +76,14 @@ impl<P: Policy> Engine<P> {
         c.tokens.show_tokens(view);
     }
 
+    /// A unit of a client was profiled.
+    pub fn unit_profiled(&mut self, client: ClientId, profile: UnitProfile) {
+        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
+        if let Some(view) = view {
+            view.profile = Some(profile);
+        }
+    }
+
     /// What was counted of a client's units does not tell of those to come.
     pub fn forget_units(&mut self, client: ClientId) {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
@@ -85,6 +93,7 @@ impl<P: Policy> Engine<P> {
                 open_since_ns: view.open_since_ns,
                 open_is_token: view.open_is_token,
                 tokens: view.tokens,
+                profile: view.profile,
                 ..ServiceView::new(view.objective)
             };
         }

@@ -23,6 +23,7 @@ mod order;
 mod program;
 mod refused;
 mod threads;
+mod unit_profile;
 mod waiting;
 mod yielding;
 

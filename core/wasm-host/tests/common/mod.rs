@@ -42,6 +42,8 @@ pub mod kernel {
     pub const USED: u32 = 27;
     /// Answers `Hold` of all figures of client 1's service, each in digits of its own.
     pub const SERVED: u32 = 28;
+    /// Answers `Hold` of all figures of the latest profiled unit of client 1.
+    pub const PROFILED: u32 = 34;
     /// Answers `Hold` of the slack and all figures of the units that it was told of.
     pub const UNITS: u32 = 29;
     pub const COMMANDS: u32 = 30;

@@ -86,6 +86,7 @@ impl Policy for Chaos {
             }),
             27 => Decision::Hold(used()),
             28 => Decision::Hold(served()),
+            34 => Decision::Hold(profiled()),
             29 => Decision::Hold(host::slack_ns(launch.now_ns).max(0) as u64 + self.units_ns),
             30 => {
                 commands();
@@ -336,6 +337,20 @@ fn served() -> u64 {
         + 10_000_000_000 * it.p50_ns
         + 100_000_000_000 * it.p99_ns
         + 1_000_000_000_000 * it.tokens.map_or(0, tokens)
+}
+
+/// All figures of the latest profiled unit of client 1, each in decimal digits of its own; 0 if there is none.
+fn profiled() -> u64 {
+    let Some(it) = host::service(1).and_then(|service| service.profile) else { return 0 };
+    it.units
+        + 10 * u64::from(it.launches)
+        + 100 * it.gpu_busy_ns
+        + 1_000 * u64::from(it.gaps)
+        + 10_000 * it.gaps_ns
+        + 100_000 * it.gap_median_ns
+        + 1_000_000 * it.gap_longest_ns
+        + 10_000_000 * u64::from(it.sms_max)
+        + 100_000_000 * u64::from(it.sms_mean)
 }
 
 fn tokens(it: Tokens) -> u64 {

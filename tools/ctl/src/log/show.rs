@@ -267,6 +267,11 @@ fn value(record: &Record, context: &Context) -> Value {
                 "tpot_ns": t.tpot_ns, "count": t.count, "within": t.within,
                 "recent": t.recent, "recent_within": t.recent_within, "p50_ns": t.p50_ns, "p99_ns": t.p99_ns,
             })),
+            "profile": v.profile.map(|p| json!({
+                "units": p.units, "launches": p.launches, "gpu_busy_ns": p.gpu_busy_ns,
+                "gaps": p.gaps, "gaps_ns": p.gaps_ns, "gap_median_ns": p.gap_median_ns,
+                "gap_longest_ns": p.gap_longest_ns, "sms_max": p.sms_max, "sms_mean": p.sms_mean,
+            })),
         }}),
         Record::Gone(id) => json!({"gone": id}),
         Record::Begin { how, lost, subscribed } => json!({"begin": {

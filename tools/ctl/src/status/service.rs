@@ -27,6 +27,27 @@ pub(super) fn requests(
     writeln!(out)
 }
 
+/// What the latest profiled unit of a high-priority client did on the GPU.
+pub(super) fn profile(
+    out: &mut impl Write,
+    id: u32,
+    service: Option<&Service>,
+) -> std::io::Result<()> {
+    let Some(p) = service.and_then(|s| s.profile) else { return Ok(()) };
+    write!(
+        out,
+        "  {id}: a profiled unit of work had {} launches, {:.3} ms on the GPU, {} gaps ({:.3} ms)",
+        p.launches, p.gpu_busy_ms, p.gaps, p.gaps_ms
+    )?;
+    if p.gaps > 0 {
+        write!(out, ", median {:.1} us, longest {:.1} us", p.gap_median_us, p.gap_longest_us)?;
+    }
+    if p.sms_max > 0 {
+        write!(out, "; it filled {} SMs at most, {} on average", p.sms_max, p.sms_mean)?;
+    }
+    writeln!(out)
+}
+
 /// Tokens and prefills of a high-priority client, and where its requests come from.
 pub(super) fn marks(
     out: &mut impl Write,

@@ -183,6 +183,18 @@ impl Encoder<'_> {
             self.u64(tokens.p50_ns);
             self.u64(tokens.p99_ns);
         }
+        self.u8(view.profile.is_some().into());
+        if let Some(profile) = view.profile {
+            self.u64(profile.units);
+            self.u32(profile.launches);
+            self.u64(profile.gpu_busy_ns);
+            self.u32(profile.gaps);
+            for ns in [profile.gaps_ns, profile.gap_median_ns, profile.gap_longest_ns] {
+                self.u64(ns);
+            }
+            self.u32(profile.sms_max);
+            self.u32(profile.sms_mean);
+        }
     }
 
     pub fn gone(&mut self, id: ClientId) {

@@ -2,9 +2,28 @@
 
 use super::{Known, Sim};
 use crate::device::{HIGH, LOW};
-use crate::gpu::{SharingMode, Transformable};
-use tally_engine::policy::{Class, ClientInfo, forms_offered, launch_state};
+use crate::gpu::{SMS, SharingMode, Transformable};
+use crate::host::Launch;
+use crate::trace::Kernel;
+use tally_engine::policy::{Class, ClientInfo, UnitProfile, forms_offered, launch_state};
 use tally_engine::profile::{Demand, KernelKey, Transformation};
+
+/// What a unit of these launches does on an idle GPU.
+fn alone(launches: &[Launch], kernels: &[Kernel]) -> UnitProfile {
+    let (mut measured, mut gaps_ns, mut before_ns) = (Vec::new(), Vec::new(), None);
+    for launch in launches {
+        let Some([first, .., last] | [first @ last]) = kernels.get(launch.kernels.clone()) else {
+            continue;
+        };
+        let end_ns = last.start_ns + last.dur_ns;
+        let needed = first.blocks().div_ceil(first.blocks_per_sm().into()).min(SMS.into()) as u32;
+        let sms = if launch.kernels.len() > 1 { 0 } else { needed };
+        measured.push((end_ns - first.start_ns, sms));
+        gaps_ns.extend(before_ns.map(|before_ns| first.start_ns.saturating_sub(before_ns)));
+        before_ns = Some(end_ns);
+    }
+    UnitProfile { units: 0, ..UnitProfile::new(&measured, &mut gaps_ns) }
+}
 
 impl Sim<'_> {
     /// Tell the engine of the clients and their kernels.
@@ -12,6 +31,9 @@ impl Sim<'_> {
         for lane in 0..self.programs.len() {
             let program = &mut self.programs[lane];
             let Some(host) = &program.host else { continue };
+            if lane == HIGH {
+                self.profile = alone(&host.program, &program.trace.kernels);
+            }
             let is_low = lane >= LOW;
             for launch in &host.program {
                 let k = &program.trace.kernels[launch.kernels.start];
@@ -68,5 +90,45 @@ impl Sim<'_> {
             }
         }
         self.obey(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Pace;
+
+    #[test]
+    fn a_unit_is_profiled_as_its_trace_says() {
+        let kernel = |start_ns, dur_ns, blocks| Kernel {
+            name: "k".into(),
+            grid: [blocks, 1, 1],
+            block: [1_024, 1, 1],
+            regs: 16,
+            smem: 0,
+            start_ns,
+            dur_ns,
+            gap_ns: 0,
+            pace: Pace::AfterLaunch(0),
+            launch: 0,
+        };
+        let kernels = [kernel(5, 10, 3), kernel(20, 30, 1_000), kernel(50, 10, 3)];
+        let launch = |kernels| Launch { kernels, pace: Pace::AfterLaunch(0) };
+        let each = [launch(0..1), launch(1..2), launch(2..3)];
+        let profile = alone(&each, &kernels);
+        let expected = UnitProfile {
+            units: 0,
+            launches: 3,
+            gpu_busy_ns: 50,
+            gaps: 1,
+            gaps_ns: 5,
+            gap_median_ns: 5,
+            gap_longest_ns: 5,
+            sms_max: SMS,
+            sms_mean: 80,
+        };
+        assert_eq!(profile, expected);
+        let graph = alone(&[launch(0..3)], &kernels);
+        assert_eq!((graph.launches, graph.gpu_busy_ns, graph.gaps, graph.sms_max), (1, 55, 0, 0));
     }
 }

@@ -102,6 +102,28 @@ fn a_pass_takes_so_many_and_no_unit_is_lost() {
 }
 
 #[test]
+fn profiles_are_counted_and_those_that_cannot_be_are_wrong() {
+    let mut client = Client::new();
+    let published = |client: &mut Client, launches, gaps, sms_max, sms_mean| {
+        let profile = UnitProfile { launches, gaps, sms_max, sms_mean, ..UnitProfile::default() };
+        client.region.marks.profile.publish(&profile);
+        client.read(START + MS);
+        client.marks.profile().map(|profile| (profile.units, profile.launches))
+    };
+    client.read(START);
+    assert_eq!(client.marks.profile(), None);
+    assert_eq!(published(&mut client, 7, 6, 5, 4), Some((1, 7)));
+    assert_eq!(published(&mut client, 1_024, 0, 0, 0), Some((2, 1_024)));
+    for (launches, gaps, sms_max, sms_mean) in
+        [(0, 0, 0, 0), (1_025, 0, 0, 0), (7, 7, 5, 4), (7, 6, 4, 5), (7, 6, 1_025, 4)]
+    {
+        let last = published(&mut client, launches, gaps, sms_max, sms_mean);
+        assert_eq!(last, Some((2, 1_024)), "{launches} {gaps} {sms_max} {sms_mean}");
+    }
+    assert_eq!(client.numbers(START + MS).wrong, 5);
+}
+
+#[test]
 fn lies_are_ignored_or_bounded_by_the_time_since_registration() {
     let mut client = Client::new();
     let now = START + 10 * MS;

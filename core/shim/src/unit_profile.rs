@@ -1,0 +1,380 @@
+//! What a unit of work of a high-priority program does on the GPU: one in so many
+//! ([`UnitProfile::is_of`]) is profiled, at most one at a time.
+//!
+//! The thread that makes the launches records an event behind each, as [`completion`](crate::completion) does for
+//! best-effort launches, and one before the first. Its slot stays [measured](crate::activity::Flag), so that every
+//! launch takes the path of one that is noted; other launches cost what they always do. The poller asks for the events
+//! and works out times as for best-effort launches: a launch begins when the one before it ended or, in an idle stream,
+//! when it was made. Where anything is not known well enough, the unit gives no profile.
+//!
+//! Nothing here clears a busy bit or reports a launch as done. Launches come here: must never lock or allocate, except
+//! in the poller.
+
+use crate::completion::{LAUNCH_LATENCY_NS, UNCERTAIN_NS};
+use crate::slots::{DRAINING, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS};
+use crate::{asking, capture, demand, poller, tools};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use tally_contract::limits::PROFILED_LAUNCHES_MAX;
+use tally_contract::unit_profile::UnitProfile;
+use tally_ipc::ClientRegion;
+use tally_ipc::layout::{submission_flags, whole_because};
+use tally_ipc::wait::now_ns;
+use tally_preempt::cuda::{CuResult, EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
+use tally_preempt::launch::{Shape, Target};
+
+/// Events: one before the first launch, and one behind each.
+const EVENTS: usize = PROFILED_LAUNCHES_MAX + 1;
+/// A unit in which nothing happens for so long gives no profile, ns.
+const FORSAKEN_NS: u64 = 1_000_000_000;
+
+const NONE: u32 = 0;
+/// Launches are measured.
+const OPEN: u32 = 1;
+/// The program has waited for them.
+const WAITED: u32 = 2;
+/// It gives no profile.
+const DROPPED: u32 = 3;
+
+/// What is known of an event's launch when it was made; the first one's is of no launch.
+struct Made {
+    event: AtomicUsize,
+    issued_ns: AtomicU64,
+    /// SMs that the launch fills; 0: unknown.
+    sms: AtomicU32,
+}
+
+static STAGE: AtomicU32 = AtomicU32::new(NONE);
+/// Only the poller goes back to [`NONE`], so what is of one unit stays until it has looked at it.
+static SLOT: AtomicUsize = AtomicUsize::new(0);
+/// Number of the first launch, and of the last one that was waited for.
+static FIRST: AtomicU32 = AtomicU32::new(0);
+static UNTIL: AtomicU32 = AtomicU32::new(0);
+/// Launches of the whole program before the first one.
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+/// Events recorded for the unit.
+static RECORDED: AtomicUsize = AtomicUsize::new(0);
+static MADE: [Made; EVENTS] = [const {
+    Made { event: AtomicUsize::new(0), issued_ns: AtomicU64::new(0), sms: AtomicU32::new(0) }
+}; EVENTS];
+/// The context of all events; 0: there are none.
+static CONTEXT: AtomicUsize = AtomicUsize::new(0);
+/// Units that ended.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+/// The next unit that begins is to be profiled.
+static IS_WANTED: AtomicBool = AtomicBool::new(true);
+
+/// Whether the poller has something to look at.
+pub fn is_open() -> bool {
+    STAGE.load(SeqCst) != NONE
+}
+
+/// Whether launches of a slot are measured.
+fn is_of(index: usize) -> bool {
+    STAGE.load(SeqCst) == OPEN && SLOT.load(SeqCst) == index
+}
+
+fn drop_open() {
+    let _ = STAGE.compare_exchange(OPEN, DROPPED, SeqCst, SeqCst);
+    let _ = STAGE.compare_exchange(WAITED, DROPPED, SeqCst, SeqCst);
+}
+
+/// The calling thread is about to make launch `number` of a slot, in `stream` (an explicit handle). `is_first`: it is the
+/// first behind something that a wait may cover. Whether the launch is measured.
+pub fn measures(
+    client: &ClientRegion,
+    index: usize,
+    number: u32,
+    is_first: bool,
+    stream: usize,
+) -> bool {
+    if is_of(index) {
+        return true;
+    }
+    is_first && IS_WANTED.load(SeqCst) && begin(client, index, number, stream)
+}
+
+fn begin(client: &ClientRegion, index: usize, number: u32, stream: usize) -> bool {
+    let slot = &SLOTS[index & 63];
+    let context = slot.context.load(Relaxed);
+    if index == OVERFLOW
+        || matches!(context, 0 | MANY_CONTEXTS)
+        || capture::is_active()
+        || tools::whole_because() != whole_because::NOTHING
+        || slot.word.snapshot().inside() != 1
+        || STAGE.load(SeqCst) != NONE
+        || !(CONTEXT.compare_exchange(0, context, SeqCst, SeqCst).is_ok()
+            || CONTEXT.load(SeqCst) == context)
+        || !IS_WANTED.swap(false, SeqCst)
+    {
+        return false;
+    }
+    SLOT.store(index, SeqCst);
+    FIRST.store(number, SeqCst);
+    LAUNCHES.store(client.counters.launches(), SeqCst);
+    RECORDED.store(0, SeqCst);
+    let is_recorded = record(0, stream, 0);
+    STAGE.store(if is_recorded { OPEN } else { DROPPED }, SeqCst);
+    poller::wake();
+    is_recorded
+}
+
+/// Puts an event into a stream that the calling thread uses.
+fn record(at: usize, stream: usize, sms: u32) -> bool {
+    let (d, context, made) = (driver(), CONTEXT.load(SeqCst), &MADE[at]);
+    let issued_ns = now_ns();
+    if made.event.load(Relaxed) == 0 {
+        let mut event: Ptr = std::ptr::null_mut();
+        let Some(create) = d.event_create else { return false };
+        // SAFETY: a valid out-pointer; the context lives, for a launch is being made in it.
+        let result = d.within(context, || unsafe { create(&mut event, EVENT_DISABLE_TIMING) });
+        if result != Some(SUCCESS) {
+            return false;
+        }
+        made.event.store(event as usize, Relaxed);
+    }
+    let event = made.event.load(Relaxed) as Ptr;
+    // SAFETY: an event of ours and the stream of the program's, of one context.
+    if d.event_record.is_none_or(|record| unsafe { record(event, stream as Ptr) } != SUCCESS) {
+        return false;
+    }
+    made.issued_ns.store(issued_ns, Relaxed);
+    made.sms.store(sms, Relaxed);
+    RECORDED.compare_exchange(at, at + 1, Release, Relaxed).is_ok()
+}
+
+/// A launch that is measured was made, by the calling thread; its slot's word still counts it as being made.
+pub fn launched(
+    client: &ClientRegion,
+    index: usize,
+    number: u32,
+    result: CuResult,
+    stream: usize,
+    shape: &Shape,
+    target: impl FnOnce() -> Target,
+) {
+    if !is_of(index) {
+        return;
+    }
+    let at = number.wrapping_sub(FIRST.load(SeqCst)) as usize;
+    let is_next = at < PROFILED_LAUNCHES_MAX && RECORDED.load(Acquire) == at + 1;
+    let is_alone = SLOTS[index & 63].word.snapshot().inside() == 1;
+    let can_record = result == SUCCESS && is_next && is_alone && !capture::is_active();
+    if !(can_record && record(at + 1, stream, sms(client, shape, target))) {
+        drop_open();
+    }
+}
+
+/// SMs that a launch fills; 0: unknown.
+fn sms(client: &ClientRegion, shape: &Shape, target: impl FnOnce() -> Target) -> u32 {
+    if shape.flags & submission_flags::GRAPH != 0 {
+        return 0;
+    }
+    demand::learn(shape, target);
+    let each = u64::from(demand::of(shape).blocks_per_sm);
+    let blocks = shape.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
+    let sm_count = u64::from(client.report.sm_count.load(Acquire));
+    if each == 0 { 0 } else { blocks.div_ceil(each).min(sm_count) as u32 }
+}
+
+/// A launch of a slot is made in a way that cannot be measured, or its stream is gone.
+pub fn lost(index: usize) {
+    if is_of(index) {
+        drop_open();
+    }
+}
+
+/// The program has waited for a slot's launches up to `until`. `first`: the number of the first one that no wait before
+/// covers, if a unit ended.
+pub fn waited(client: &ClientRegion, index: usize, until: u32, first: Option<u32>) {
+    if first.is_some() {
+        let ended = ENDED.fetch_add(1, SeqCst) + 1;
+        if UnitProfile::is_of(ended) {
+            IS_WANTED.store(true, SeqCst);
+        }
+    }
+    let begun = FIRST.load(SeqCst);
+    if !is_of(index) || (until.wrapping_sub(begun) as i32) < 0 {
+        return;
+    }
+    let made = SLOTS[index & 63].word.snapshot().sequence().wrapping_sub(begun).wrapping_add(1);
+    let launches = client.counters.launches().wrapping_sub(LAUNCHES.load(SeqCst));
+    UNTIL.store(until, SeqCst);
+    // Another stream has launches of this unit, or it was profiled from its middle on.
+    if first != Some(begun) || launches != u64::from(made) {
+        return drop_open();
+    }
+    let _ = STAGE.compare_exchange(OPEN, WAITED, SeqCst, SeqCst);
+}
+
+/// What the poller has seen of a unit's events.
+#[derive(Default)]
+pub struct Look {
+    /// The next event to ask for.
+    next: usize,
+    /// When the one before it was seen, and how much earlier it may have happened, ns.
+    ended_ns: u64,
+    off_ns: u64,
+    /// When the next one was last found not to have happened, ns.
+    looked_ns: u64,
+    launches: Vec<(u64, u32)>,
+    gaps_ns: Vec<u64>,
+}
+
+impl Look {
+    /// The event of a launch that was issued then was seen. False: when it ended is not known well enough.
+    fn saw(&mut self, issued_ns: u64, sms: u32, seen_ns: u64) -> bool {
+        let off_ns = seen_ns.saturating_sub(self.looked_ns.max(issued_ns));
+        let before = (self.ended_ns, self.off_ns);
+        (self.ended_ns, self.off_ns, self.looked_ns) = (seen_ns, off_ns, seen_ns);
+        self.next += 1;
+        if self.next == 1 {
+            return true;
+        }
+        let (took_ns, off_ns) = if before.0 > issued_ns {
+            (seen_ns - before.0, off_ns.max(before.1))
+        } else {
+            let took_ns = seen_ns.saturating_sub(issued_ns);
+            (took_ns.saturating_sub(LAUNCH_LATENCY_NS).max(took_ns / 4), off_ns)
+        };
+        // What is before the first launch is no gap.
+        if self.next > 2 {
+            self.gaps_ns.push(seen_ns.saturating_sub(before.0).saturating_sub(took_ns));
+        }
+        self.launches.push((took_ns.max(1), sms));
+        off_ns <= (took_ns / 4).max(UNCERTAIN_NS)
+    }
+
+    /// Asks for a unit's events. By the poller only. When to look again, ns; `None`: there is no unit.
+    pub fn look(&mut self, client: &ClientRegion) -> Option<u64> {
+        loop {
+            let stage = STAGE.load(SeqCst);
+            let recorded = RECORDED.load(Acquire);
+            let last = UNTIL.load(SeqCst).wrapping_sub(FIRST.load(SeqCst)) as usize + 1;
+            match stage {
+                NONE => return None,
+                DROPPED => return self.end(),
+                WAITED if self.next > last => {
+                    let profile = UnitProfile::new(&self.launches, &mut self.gaps_ns);
+                    client.marks.profile.publish(&profile);
+                    return self.end();
+                }
+                _ => {}
+            }
+            let now = now_ns();
+            if self.next >= recorded {
+                // Of the last event: the next launch is looked at soon, wherever it comes.
+                let idle_ns = now.saturating_sub(self.ended_ns);
+                if self.next > 0 && idle_ns > FORSAKEN_NS {
+                    drop_open();
+                }
+                return Some(if self.next == 0 { 0 } else { idle_ns / 16 });
+            }
+            let made = &MADE[self.next];
+            let (event, issued_ns) = (made.event.load(Relaxed), made.issued_ns.load(Relaxed));
+            let slot = &SLOTS[SLOT.load(SeqCst) & 63];
+            let context = CONTEXT.load(SeqCst);
+            let is_there = || {
+                matches!(slot.phase.load(SeqCst), LIVE | DRAINING)
+                    && slot.context.load(SeqCst) == context
+            };
+            let is_done = asking::ask(is_there, || {
+                let d = driver();
+                // SAFETY: an event of ours, in a context that lives: see `asking::wait_out`.
+                unsafe {
+                    d.ctx_set.is_some_and(|set| set(context as Ptr) == SUCCESS)
+                        && d.event_query.is_some_and(|query| query(event as Ptr) != NOT_READY)
+                }
+            });
+            let now = now_ns();
+            match is_done {
+                None => drop_open(),
+                Some(false) => {
+                    let since_ns = now.saturating_sub(self.ended_ns.max(issued_ns));
+                    self.looked_ns = now;
+                    return Some(since_ns / 16);
+                }
+                Some(true) => {
+                    if !self.saw(issued_ns, made.sms.load(Relaxed), now) {
+                        drop_open();
+                    }
+                }
+            }
+        }
+    }
+
+    fn end(&mut self) -> Option<u64> {
+        self.launches.clear();
+        self.gaps_ns.clear();
+        let (launches, gaps_ns) =
+            (std::mem::take(&mut self.launches), std::mem::take(&mut self.gaps_ns));
+        *self = Look { launches, gaps_ns, ..Look::default() };
+        STAGE.store(NONE, SeqCst);
+        None
+    }
+}
+
+/// A context is about to be destroyed.
+pub fn drop_open_in(context: usize) {
+    if CONTEXT.load(SeqCst) == context {
+        drop_open();
+    }
+}
+
+/// A context is about to be destroyed, and nobody asks for its events any more. Should it live on, they are made anew.
+pub fn forget_context(context: usize) {
+    if CONTEXT.load(SeqCst) == context {
+        MADE.iter().for_each(|made| made.event.store(0, SeqCst));
+        CONTEXT.store(0, SeqCst);
+    }
+}
+
+/// Only in a forked child.
+pub fn reset() {
+    STAGE.store(NONE, SeqCst);
+    CONTEXT.store(0, SeqCst);
+    MADE.iter().for_each(|made| made.event.store(0, SeqCst));
+    ENDED.store(0, SeqCst);
+    IS_WANTED.store(true, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Event, then launches: when each was issued, last found under way, and seen done.
+    fn looked(events: &[[u64; 3]]) -> (Look, Vec<bool>) {
+        let mut look = Look::default();
+        let saw = |&[issued_ns, looked_ns, seen_ns]: &[u64; 3]| {
+            look.looked_ns = look.looked_ns.max(looked_ns);
+            look.saw(issued_ns, 1, seen_ns)
+        };
+        let known = events.iter().map(saw).collect();
+        (look, known)
+    }
+
+    #[test]
+    fn a_launch_begins_when_the_one_before_it_ends_or_when_it_is_made() {
+        // In nanoseconds: the second launch waits for the first; the third finds the stream idle.
+        let (look, known) = looked(&[
+            [1_000, 1_000, 2_000],
+            [3_000, 40_000, 41_000],
+            [4_000, 60_000, 61_000],
+            [100_000, 130_000, 131_000],
+        ]);
+        let times: Vec<u64> = look.launches.iter().map(|(ns, _)| *ns).collect();
+        assert_eq!(times, [38_000 - LAUNCH_LATENCY_NS, 20_000, 31_000 - LAUNCH_LATENCY_NS]);
+        assert_eq!(look.gaps_ns, [0, 39_000 + LAUNCH_LATENCY_NS]);
+        assert!(known.iter().all(|known| *known));
+    }
+
+    #[test]
+    fn a_launch_whose_end_was_seen_late_is_not_known() {
+        let (_, known) = looked(&[[1_000, 1_000, 2_000], [3_000, 50_000, 90_000]]);
+        assert_eq!(known, [true, false]);
+        // Nor is what the next one took, which began at that end.
+        let (_, known) =
+            looked(&[[1_000, 1_000, 2_000], [3_000, 50_000, 90_000], [4_000, 99_000, 100_000]]);
+        assert_eq!(known, [true, false, false]);
+    }
+}

@@ -1,0 +1,152 @@
+//! What units of work of a high-priority program do on the GPU reaches the core.
+
+use crate::governor::{Governor, SMS};
+use crate::program::{Device, ask, ok, wait_for};
+use crate::{both, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use tally_ipc::wire::Welcome;
+
+type Ptr = *mut std::ffi::c_void;
+
+/// `tell`: each thread counts itself in a word of the host's.
+const PTX: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry tell(.param .u64 p_word) {
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p_word];
+    red.global.add.u32 [%rd1], 1;
+    ret;
+}
+";
+/// Threads of a block of which an SM of the software device holds two.
+const THREADS: u32 = 1_024;
+/// Blocks of a unit's launches.
+const BLOCKS: [u32; 3] = [1, 3, 40];
+/// Units after which a profile has come, if not every one was disturbed.
+const UNITS: u32 = 64 * 50;
+
+fn high() -> Welcome {
+    Welcome { high_priority: true, ..welcome() }
+}
+
+struct Told<'a> {
+    device: &'a Device,
+    kernel: Ptr,
+    word: &'static AtomicU32,
+}
+
+impl<'a> Told<'a> {
+    fn new(device: &'a Device) -> Self {
+        let kernel = device.function_of(device.load(PTX), "tell");
+        Told { device, kernel, word: &device.words()[0] }
+    }
+
+    fn launch(&self, blocks: u32, stream: Ptr) {
+        let params = [std::ptr::from_ref(self.word) as u64];
+        ok(self.device.launch(self.kernel, [blocks, 1, 1], THREADS, stream, &params));
+    }
+
+    /// The program sees each launch end before it makes the next one, and waits at the end.
+    fn unit(&self, stream: Ptr, between: impl Fn()) {
+        self.word.store(0, SeqCst);
+        let mut threads = 0;
+        for (n, more) in BLOCKS.into_iter().enumerate() {
+            if n > 0 {
+                between();
+            }
+            threads += more * THREADS;
+            self.launch(more, stream);
+            wait_for(self.word, threads);
+        }
+        self.device.sync(stream);
+    }
+}
+
+/// Blocks of `tell` that an SM holds, by the driver.
+fn blocks_per_sm(told: &Told<'_>) -> i32 {
+    let mut blocks = 0;
+    let occupancy = told.device.cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor;
+    // SAFETY: a valid out-pointer, a function of ours.
+    ok(unsafe { occupancy(&mut blocks, told.kernel, THREADS as i32, 0) });
+    blocks
+}
+
+#[test]
+fn a_profiled_unit_tells_its_launches_their_gaps_and_the_sms_that_they_fill() {
+    both(
+        a_profiled_unit_tells_its_launches_their_gaps_and_the_sms_that_they_fill,
+        &high(),
+        |device| {
+            let told = Told::new(device);
+            ask(&blocks_per_sm(&told).to_string());
+            while ask("unit") == "again" {
+                told.unit(null_mut(), || std::thread::sleep(Duration::from_millis(1)));
+            }
+        },
+        |core: &mut Governor| {
+            core.grant_all();
+            let each: u32 = core.hear().parse().unwrap();
+            core.say("on");
+            let mut units = 0;
+            let profile = loop {
+                core.expect("unit");
+                if let Some((_, profile)) = core.region().marks.profile.read(0) {
+                    break profile;
+                }
+                assert!(units < UNITS, "no unit was profiled");
+                units += 1;
+                core.say("again");
+            };
+            core.say("enough");
+            core.ends(0);
+            assert_eq!((profile.launches, profile.gaps), (3, 2));
+            let needed = BLOCKS.map(|blocks| blocks.div_ceil(each).min(SMS));
+            assert_eq!(profile.sms_max, needed[2]);
+            assert!((needed[0]..=needed[2]).contains(&profile.sms_mean), "{profile:?}");
+            assert!(profile.gpu_busy_ns > 0 && profile.gap_median_ns > 0, "{profile:?}");
+            assert_eq!(profile.gap_median_ns + profile.gap_longest_ns, profile.gaps_ns);
+        },
+    );
+}
+
+/// Whatever a unit does that cannot be measured: it gives no profile, and the program goes on.
+#[test]
+fn a_unit_that_cannot_be_measured_gives_no_profile() {
+    both(
+        a_unit_that_cannot_be_measured_gives_no_profile,
+        &high(),
+        |device| {
+            let told = Told::new(device);
+            let streams = [device.stream(1), device.stream(1)];
+            for _ in 0..200 {
+                for stream in streams {
+                    told.launch(1, stream);
+                }
+                // SAFETY: no arguments.
+                ok(unsafe { (device.cuda.cuCtxSynchronize)() });
+            }
+            assert_eq!(ask("two streams"), "on");
+            for _ in 0..3 {
+                for _ in 0..tally_ipc::marks::PROFILED_LAUNCHES_MAX + 1 {
+                    told.launch(1, streams[0]);
+                }
+                device.sync(streams[0]);
+            }
+            assert_eq!(ask("too many"), "on");
+        },
+        |core: &mut Governor| {
+            core.grant_all();
+            for what in ["two streams", "too many"] {
+                core.expect(what);
+                assert_eq!(core.region().marks.profile.read(0), None, "{what}");
+                core.say("on");
+            }
+            core.ends(0);
+        },
+    );
+}
