@@ -6,9 +6,9 @@ from common import merge_rows
 def merged(old, new):
     """The rows of an earlier run, each with its machine, but for those that ran again."""
     earlier = [{"machine": old["machine"], **row} for row in old["rows"]]
-    known = {row["row"] for row in earlier}
+    shown = {row["row"] for row in earlier if row["outcome"] == "same"}
     # What one GPU cannot show may have been shown on two.
-    ran = [row for row in new["rows"] if not row["outcome"].endswith("not run") or row["row"] not in known]
+    ran = [row for row in new["rows"] if not row["outcome"].endswith("not run") or row["row"] not in shown]
     return {**new, "rows": merge_rows(earlier, ran, ("row",))}
 
 

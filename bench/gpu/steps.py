@@ -66,7 +66,7 @@ STEPS = (
     ),
     Step("several", 240, "83", "two trainings at once in `timeslice`", ("several.json",)),
     Step("shim", 300, "12", "the shim's own tests on a GPU", ("shim.json",)),
-    Step("width", 900, "450", "what a standing width costs a training (not run yet)", ("width.json",)),
+    Step("width", 900, "271 for two trainings", "what a standing width costs a training", ("width.json",)),
     Step("speeds", 300, "188", "what makes a GPU's context slow and fast", ("speeds.json", "speeds-vendor.json")),
     Step("units", 200, "60", "requests as the core counts and times them, against the program's own", ("units.json",)),
     Step("waits", 200, "78", "which driver calls wait for other streams", ("waits.json",)),

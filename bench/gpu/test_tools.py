@@ -253,6 +253,11 @@ class Page(unittest.TestCase):
         self.assertIn("| ncu, every kernel[^1] |", text)
         self.assertEqual(notes.texts, ["On old, commit `c`, 2026-11-21."])
 
+    def test_what_two_gpus_showed_stays_when_there_is_one(self):
+        old = {"machine": MACHINE, "rows": [step_tools.line(row("nccl"), "timeslice", "same")]}
+        new = {"machine": MACHINE, "rows": [step_tools.line(row("nccl"), "timeslice", "one GPU: not run")]}
+        self.assertEqual([one["outcome"] for one in render_tools.merged(old, new)["rows"]], ["same"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -12,6 +12,7 @@ pub mod limits;
 pub mod min_share;
 pub mod objective;
 pub mod policy;
+pub mod service;
 pub mod unit_profile;
 
 /// The text of the contract.

@@ -8,7 +8,8 @@
 use crate::activity::{self, Flag};
 use crate::{
     attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state,
-    unit_profile, units,
+    unit_profile::{self, Measured},
+    units,
 };
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
@@ -105,14 +106,6 @@ fn noted<L: Launch>(
     issue(client, slot, number, L::IS_GRAPH, counter, Some(&measured), || launch.real())
 }
 
-/// What is asked of a launch that is measured.
-struct Measured<'a> {
-    /// An explicit handle.
-    stream: usize,
-    shape: &'a dyn Fn() -> Shape,
-    target: &'a dyn Fn() -> Target,
-}
-
 /// Note activity, count the launch and call the driver. The caller has counted the launch in its slot's word.
 fn issue(
     client: &ClientRegion,
@@ -129,9 +122,8 @@ fn issue(
     let is_measured = !is_noted && note(client, slot, number, is_graph, stream);
     counter.fetch_add(1, Relaxed);
     let result = real();
-    if is_measured && let Some(Measured { stream, shape, target }) = measured {
-        let shape = shape();
-        unit_profile::launched(client, slot, number, result, *stream, &shape, target);
+    if is_measured && let Some(measured) = measured {
+        unit_profile::launched(client, slot, number, result, measured);
     }
     word.end();
     if result != SUCCESS {

@@ -143,15 +143,21 @@ fn record(at: usize, stream: usize, sms: u32) -> bool {
     RECORDED.compare_exchange(at, at + 1, Release, Relaxed).is_ok()
 }
 
+/// What is asked of a launch that may be measured.
+pub struct Measured<'a> {
+    /// An explicit handle.
+    pub stream: usize,
+    pub shape: &'a dyn Fn() -> Shape,
+    pub target: &'a dyn Fn() -> Target,
+}
+
 /// A launch that is measured was made, by the calling thread; its slot's word still counts it as being made.
 pub fn launched(
     client: &ClientRegion,
     index: usize,
     number: u32,
     result: CuResult,
-    stream: usize,
-    shape: &Shape,
-    target: impl FnOnce() -> Target,
+    measured: &Measured<'_>,
 ) {
     if !is_of(index) {
         return;
@@ -160,7 +166,8 @@ pub fn launched(
     let is_next = at < PROFILED_LAUNCHES_MAX && RECORDED.load(Acquire) == at + 1;
     let is_alone = SLOTS[index & 63].word.snapshot().inside() == 1;
     let can_record = result == SUCCESS && is_next && is_alone && !capture::is_active();
-    if !(can_record && record(at + 1, stream, sms(client, shape, target))) {
+    let sms = || sms(client, &(measured.shape)(), measured.target);
+    if !(can_record && record(at + 1, measured.stream, sms())) {
         drop_open();
     }
 }
