@@ -213,7 +213,7 @@ pub struct Service {
 /// waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UnitProfile {
-    /// Profiled units, this one included: the first two, and then one in 64.
+    /// Profiled units, this one included: the first two, and then one in 128.
     pub units: u64,
     /// A CUDA graph is one.
     pub launches: u32,

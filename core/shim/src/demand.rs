@@ -49,9 +49,16 @@ fn is_of(word: u64, key: u64) -> bool {
     word & ((1 << KEY_BITS) - 1) == key
 }
 
+/// A graph has many kernels; how many blocks of a cooperative launch fit is the program's own affair.
+fn can_be_known(shape: &Shape) -> bool {
+    shape.flags & (submission_flags::GRAPH | submission_flags::COOPERATIVE) == 0
+}
+
 /// What is known of the kernel of a launch.
 pub fn of(shape: &Shape) -> Demand {
-    let (Some(ways), Some(key)) = (DEMANDS.get(shape.kernel as usize), key(shape)) else {
+    let (Some(ways), Some(key), true) =
+        (DEMANDS.get(shape.kernel as usize), key(shape), can_be_known(shape))
+    else {
         return Demand::default();
     };
     let words = ways.iter().map(|way| way.load(Acquire));
@@ -64,7 +71,7 @@ pub fn of(shape: &Shape) -> Demand {
 /// The calling thread has made this launch: ask what its kernel demands unless that is known. An answer that the driver
 /// does not give is not asked for again.
 pub fn learn(shape: &Shape, target: impl FnOnce() -> Target) {
-    if shape.flags & submission_flags::GRAPH != 0 {
+    if !can_be_known(shape) {
         return;
     }
     let (Some(ways), Some(key)) = (DEMANDS.get(shape.kernel as usize), key(shape)) else { return };

@@ -2,7 +2,8 @@
 //!
 //! An ungated launch costs a dozen loads and comparisons and three uncontended atomic additions. It takes no lock,
 //! allocates nothing, never waits, and makes no system call except to wake the core if that asked to hear of
-//! activity. Everything else goes to `slow`. Every path calls the real function exactly once, unless the launch is
+//! activity. The first launch behind a wait does more, and so do those of a [profiled unit](crate::unit_profile).
+//! Everything else goes to `slow`. Every path calls the real function exactly once, unless the launch is
 //! made in another form.
 
 use crate::activity::{self, Flag};

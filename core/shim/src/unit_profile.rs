@@ -7,12 +7,13 @@
 //! and works out times as for best-effort launches: a launch begins when the one before it ended or, in an idle stream,
 //! when it was made. Where anything is not known well enough, the unit gives no profile.
 //!
-//! Nothing here clears a busy bit or reports a launch as done. Launches come here: must never lock or allocate, except
-//! in the poller.
+//! An event in the legacy stream waits for all blocking streams, and they for it: while there are any, launches into it
+//! are not measured. Nothing here clears a busy bit or reports a launch as done. Launches come here: must never wait.
+//! They lock and allocate only where an event is made, or a kernel's demand is asked for, for the first time.
 
 use crate::completion::{LAUNCH_LATENCY_NS, UNCERTAIN_NS};
 use crate::slots::{DRAINING, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS};
-use crate::{asking, capture, demand, poller, tools};
+use crate::{asking, capture, demand, poller, slots, tools};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use tally_contract::limits::PROFILED_LAUNCHES_MAX;
@@ -20,7 +21,9 @@ use tally_contract::unit_profile::UnitProfile;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{submission_flags, whole_because};
 use tally_ipc::wait::now_ns;
-use tally_preempt::cuda::{CuResult, EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
+use tally_preempt::cuda::{
+    CuResult, EVENT_DISABLE_TIMING, NOT_READY, Ptr, STREAM_LEGACY, SUCCESS, driver,
+};
 use tally_preempt::launch::{Shape, Target};
 
 /// Events: one before the first launch, and one behind each.
@@ -35,6 +38,8 @@ const OPEN: u32 = 1;
 const WAITED: u32 = 2;
 /// It gives no profile.
 const DROPPED: u32 = 3;
+/// A thread is about to open it.
+const OPENING: u32 = 4;
 
 /// What is known of an event's launch when it was made; the first one's is of no launch.
 struct Made {
@@ -75,8 +80,14 @@ fn is_of(index: usize) -> bool {
 }
 
 fn drop_open() {
-    let _ = STAGE.compare_exchange(OPEN, DROPPED, SeqCst, SeqCst);
-    let _ = STAGE.compare_exchange(WAITED, DROPPED, SeqCst, SeqCst);
+    for stage in [OPENING, OPEN, WAITED] {
+        let _ = STAGE.compare_exchange(stage, DROPPED, SeqCst, SeqCst);
+    }
+}
+
+/// Whether an event in this stream could order streams that were not ordered.
+fn orders_others(stream: usize, context: usize) -> bool {
+    stream == STREAM_LEGACY && slots::has_blocking(context, |_| false)
 }
 
 /// The calling thread is about to make launch `number` of a slot, in `stream` (an explicit handle). `is_first`: it is the
@@ -99,28 +110,36 @@ fn begin(client: &ClientRegion, index: usize, number: u32, stream: usize) -> boo
     let context = slot.context.load(Relaxed);
     if index == OVERFLOW
         || matches!(context, 0 | MANY_CONTEXTS)
+        // Its context may end without a call that names it.
+        || slot.green.load(Relaxed) != 0
+        || orders_others(stream, context)
         || capture::is_active()
         || tools::whole_because() != whole_because::NOTHING
         || slot.word.snapshot().inside() != 1
-        || STAGE.load(SeqCst) != NONE
-        || !(CONTEXT.compare_exchange(0, context, SeqCst, SeqCst).is_ok()
-            || CONTEXT.load(SeqCst) == context)
-        || !IS_WANTED.swap(false, SeqCst)
+        || STAGE.compare_exchange(NONE, OPENING, SeqCst, SeqCst).is_err()
     {
+        return false;
+    }
+    let is_its_context = CONTEXT.compare_exchange(0, context, SeqCst, SeqCst).is_ok()
+        || CONTEXT.load(SeqCst) == context;
+    if !is_its_context || !IS_WANTED.swap(false, SeqCst) {
+        // Unless a context that ends has dropped it.
+        let _ = STAGE.compare_exchange(OPENING, NONE, SeqCst, SeqCst);
         return false;
     }
     SLOT.store(index, SeqCst);
     FIRST.store(number, SeqCst);
     LAUNCHES.store(client.counters.launches(), SeqCst);
     RECORDED.store(0, SeqCst);
-    let is_recorded = record(0, stream, 0);
-    STAGE.store(if is_recorded { OPEN } else { DROPPED }, SeqCst);
+    let is_recorded = record(0, stream, || 0);
+    let to = if is_recorded { OPEN } else { DROPPED };
+    let is_open = STAGE.compare_exchange(OPENING, to, SeqCst, SeqCst).is_ok() && is_recorded;
     poller::wake();
-    is_recorded
+    is_open
 }
 
-/// Puts an event into a stream that the calling thread uses.
-fn record(at: usize, stream: usize, sms: u32) -> bool {
+/// Puts an event into a stream that the calling thread uses, and then asks how many SMs the launch before it fills.
+fn record(at: usize, stream: usize, sms: impl FnOnce() -> u32) -> bool {
     let (d, context, made) = (driver(), CONTEXT.load(SeqCst), &MADE[at]);
     let issued_ns = now_ns();
     if made.event.load(Relaxed) == 0 {
@@ -139,7 +158,7 @@ fn record(at: usize, stream: usize, sms: u32) -> bool {
         return false;
     }
     made.issued_ns.store(issued_ns, Relaxed);
-    made.sms.store(sms, Relaxed);
+    made.sms.store(sms(), Relaxed);
     RECORDED.compare_exchange(at, at + 1, Release, Relaxed).is_ok()
 }
 
@@ -165,9 +184,13 @@ pub fn launched(
     let at = number.wrapping_sub(FIRST.load(SeqCst)) as usize;
     let is_next = at < PROFILED_LAUNCHES_MAX && RECORDED.load(Acquire) == at + 1;
     let is_alone = SLOTS[index & 63].word.snapshot().inside() == 1;
-    let can_record = result == SUCCESS && is_next && is_alone && !capture::is_active();
+    let can_record = result == SUCCESS
+        && is_next
+        && is_alone
+        && !capture::is_active()
+        && !orders_others(measured.stream, CONTEXT.load(SeqCst));
     let sms = || sms(client, &(measured.shape)(), measured.target);
-    if !(can_record && record(at + 1, measured.stream, sms())) {
+    if !(can_record && record(at + 1, measured.stream, sms)) {
         drop_open();
     }
 }
@@ -260,8 +283,12 @@ impl Look {
             let last = UNTIL.load(SeqCst).wrapping_sub(FIRST.load(SeqCst)) as usize + 1;
             match stage {
                 NONE => return None,
+                OPENING => return Some(0),
                 DROPPED => return self.end(),
                 WAITED if self.next > last => {
+                    // Launches of the next unit may have been seen, too.
+                    self.launches.truncate(last);
+                    self.gaps_ns.truncate(last - 1);
                     let profile = UnitProfile::new(&self.launches, &mut self.gaps_ns);
                     client.marks.profile.publish(&profile);
                     return self.end();
@@ -282,7 +309,9 @@ impl Look {
             let slot = &SLOTS[SLOT.load(SeqCst) & 63];
             let context = CONTEXT.load(SeqCst);
             let is_there = || {
-                matches!(slot.phase.load(SeqCst), LIVE | DRAINING)
+                // A context that ends drops the unit first: the event may be gone with it.
+                matches!(STAGE.load(SeqCst), OPEN | WAITED)
+                    && matches!(slot.phase.load(SeqCst), LIVE | DRAINING)
                     && slot.context.load(SeqCst) == context
             };
             let is_done = asking::ask(is_there, || {

@@ -164,7 +164,7 @@ typedef struct tally_policy_services_tokens_t {
   uint64_t   p99_ns;
 } tally_policy_services_tokens_t;
 
-// What a unit did on the GPU: the latest profiled one. The first two units of a client are profiled, and then one in 64.
+// What a unit did on the GPU: the latest profiled one. The first two units of a client are profiled, and then one in 128.
 // Such a unit goes from the first launch that no earlier wait covers to the return of the call that waits for it, also
 // where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
 // no profile.
@@ -182,9 +182,9 @@ typedef struct tally_policy_services_unit_profile_t {
   // Median of the gaps, or UNKNOWN: there is none.
   uint64_t   gap_median_ns;
   uint64_t   gap_longest_ns;
-  // SMs that its largest kernel fills, or UNKNOWN. Of a unit with a CUDA graph or a cooperative launch always UNKNOWN.
+  // SMs that would hold all blocks of its largest kernel, or UNKNOWN. Of a unit with a CUDA graph or a cooperative launch always UNKNOWN.
   uint32_t   sms_max;
-  // Mean of the SMs that its kernels fill, weighted by their time, or UNKNOWN.
+  // The mean of its kernels, weighted by their time, or UNKNOWN.
   uint32_t   sms_mean;
 } tally_policy_services_unit_profile_t;
 
@@ -297,12 +297,12 @@ typedef struct tally_policy_kernels_kernel_profile_t {
   uint64_t   median_ns;
   uint64_t   p99_ns;
   uint64_t   recent_ns;
-  // Blocks of it that one SM holds at once, with the dynamic shared memory of its latest launch, or UNKNOWN.
+  // Blocks of it that one SM holds at once, with the dynamic shared memory that a client's first launch had, or UNKNOWN.
   uint32_t   blocks_per_sm;
   // Registers of a thread, or UNKNOWN.
   uint32_t   registers;
-  // How often its blocks fill all SMs, thousandths, or UNKNOWN: `grid` / (`blocks-per-sm` * SMs). Below 1 000 some SMs
-  // stay free.
+  // How often its blocks fill all SMs, thousandths, or UNKNOWN: `grid` / (`blocks-per-sm` * SMs). Below 1 000 there is
+  // room for further blocks, if on the same SMs.
   uint64_t   waves_permille;
   tally_policy_kernels_transformation_t   transformation;
   // The other forms that it has run in, at most 16.

@@ -27,8 +27,10 @@ const PTX: &str = r"
 const THREADS: u32 = 1_024;
 /// Blocks of a unit's launches.
 const BLOCKS: [u32; 3] = [1, 3, 40];
+/// Among so many units is one that is profiled.
+const ONE_IN: u32 = 129;
 /// Units after which a profile has come, if not every one was disturbed.
-const UNITS: u32 = 64 * 50;
+const UNITS: u32 = 128 * 25;
 
 fn high() -> Welcome {
     Welcome { high_priority: true, ..welcome() }
@@ -123,7 +125,7 @@ fn a_unit_that_cannot_be_measured_gives_no_profile() {
         |device| {
             let told = Told::new(device);
             let streams = [device.stream(1), device.stream(1)];
-            for _ in 0..200 {
+            for _ in 0..2 * ONE_IN {
                 for stream in streams {
                     told.launch(1, stream);
                 }
@@ -131,17 +133,25 @@ fn a_unit_that_cannot_be_measured_gives_no_profile() {
                 ok(unsafe { (device.cuda.cuCtxSynchronize)() });
             }
             assert_eq!(ask("two streams"), "on");
-            for _ in 0..3 {
+            for _ in 0..ONE_IN {
                 for _ in 0..tally_ipc::marks::PROFILED_LAUNCHES_MAX + 1 {
                     told.launch(1, streams[0]);
                 }
                 device.sync(streams[0]);
             }
             assert_eq!(ask("too many"), "on");
+            // It waits for the legacy stream, and that for it; an event would, too.
+            let blocking = device.stream(0);
+            told.launch(1, blocking);
+            device.sync(blocking);
+            for _ in 0..2 * ONE_IN {
+                told.unit(null_mut(), || ());
+            }
+            assert_eq!(ask("beside a blocking stream"), "on");
         },
         |core: &mut Governor| {
             core.grant_all();
-            for what in ["two streams", "too many"] {
+            for what in ["two streams", "too many", "beside a blocking stream"] {
                 core.expect(what);
                 assert_eq!(core.region().marks.profile.read(0), None, "{what}");
                 core.say("on");
