@@ -197,11 +197,14 @@ pub struct Client {
     pub spin_us: Option<u64>,
     /// What clients do while there is no core.
     pub fail: Fail,
+    /// Profile one unit of work in 128 of each high-priority client: an event behind each of its launches tells how long
+    /// the GPU worked and had gaps (`services` in the contract, `tallyctl status`). Not run on a GPU yet.
+    pub profile_units: bool,
 }
 
 impl Default for Client {
     fn default() -> Self {
-        Client { spin_us: None, fail: Fail::Open }
+        Client { spin_us: None, fail: Fail::Open, profile_units: false }
     }
 }
 

@@ -127,6 +127,8 @@ pub struct Welcome {
     /// What to do when the core goes away: hold launches instead of running
     /// them unscheduled.
     pub fail_hold: bool,
+    /// Some units of work of a high-priority client are profiled.
+    pub profiles_units: bool,
     /// How the client may transform its kernels.
     pub rewrite: RewriteSettings,
 }
@@ -343,6 +345,7 @@ impl Welcome {
         }
         w.u64(self.spin_ns);
         w.u8(self.fail_hold.into());
+        w.u8(self.profiles_units.into());
         let RewriteSettings {
             enabled,
             vendor_libraries,
@@ -399,6 +402,7 @@ impl Welcome {
             },
             spin_ns: r.u64()?,
             fail_hold: r.flag()?,
+            profiles_units: r.flag()?,
             rewrite: RewriteSettings {
                 enabled: r.flag()?,
                 vendor_libraries: r.flag()?,
@@ -459,7 +463,7 @@ mod tests {
         fn welcome_round_trips(id: u32, high: bool, reason in ".{0,80}", slice: u64, spin: u64) {
             let w = Welcome {
                 client_id: id, high_priority: high, class_reason: reason,
-                sharing: SharingMode::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high,
+                sharing: SharingMode::TimeSlice { slice_us: slice, shared_us: spin, linger_us: id }, spin_ns: spin, fail_hold: !high, profiles_units: high,
                 rewrite: RewriteSettings {
                     enabled: high, vendor_libraries: !high, rescue_ms: id, cache_mib: id / 2,
                     reserve_sms: vec![8, id], puts_off_joins: high,

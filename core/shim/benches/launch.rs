@@ -76,6 +76,7 @@ fn core(listener: &UnixListener) {
         sharing: SharingMode::Unmanaged,
         spin_ns: 1_000_000,
         fail_hold: false,
+        profiles_units: true,
         rewrite: Default::default(),
     };
     let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::state::{self, Epoch};
-use crate::{completion, linger, log, tools};
+use crate::{completion, linger, log, tools, unit_profile};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -35,6 +35,7 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
     state::set_high_priority(welcome.high_priority);
     // What this client was started with wins.
     state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
+    unit_profile::enable(welcome.profiles_units);
     let slice = match welcome.sharing {
         SharingMode::TimeSlice { slice_us: 1.., .. } => report_state::PENDING,
         _ => report_state::UNUSED,

@@ -66,8 +66,15 @@ static MADE: [Made; EVENTS] = [const {
 static CONTEXT: AtomicUsize = AtomicUsize::new(0);
 /// Units that ended.
 static ENDED: AtomicU64 = AtomicU64::new(0);
+/// The core wants profiles.
+static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 /// The next unit that begins is to be profiled.
 static IS_WANTED: AtomicBool = AtomicBool::new(true);
+
+/// Whether units are profiled from now on.
+pub fn enable(is_wanted: bool) {
+    IS_ENABLED.store(is_wanted, SeqCst);
+}
 
 /// Whether the poller has something to look at.
 pub fn is_open() -> bool {
@@ -102,7 +109,10 @@ pub fn measures(
     if is_of(index) {
         return true;
     }
-    is_first && IS_WANTED.load(SeqCst) && begin(client, index, number, stream)
+    is_first
+        && IS_ENABLED.load(SeqCst)
+        && IS_WANTED.load(SeqCst)
+        && begin(client, index, number, stream)
 }
 
 fn begin(client: &ClientRegion, index: usize, number: u32, stream: usize) -> bool {

@@ -164,7 +164,8 @@ typedef struct tally_policy_services_tokens_t {
   uint64_t   p99_ns;
 } tally_policy_services_tokens_t;
 
-// What a unit did on the GPU: the latest profiled one. The first two units of a client are profiled, and then one in 128.
+// What a unit did on the GPU: the latest profiled one. Where the core's `client.profile_units` is on, the first two
+// units of a client are profiled, and then one in 128.
 // Such a unit goes from the first launch that no earlier wait covers to the return of the call that waits for it, also
 // where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
 // no profile.

@@ -305,6 +305,7 @@ async fn hand_over(
         sharing: sharing.unwrap_or(wire::SharingMode::Unmanaged),
         spin_ns: plane.config.client.spin_us() * 1_000,
         fail_hold: plane.config.client.fail == Fail::Hold,
+        profiles_units: plane.config.client.profile_units,
         rewrite: plane.config.rewrite_settings(class),
     };
     let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v))).collect();

@@ -207,6 +207,7 @@ pub fn welcome() -> Welcome {
         sharing: SharingMode::Unmanaged,
         spin_ns: 20_000,
         fail_hold: false,
+        profiles_units: true,
         rewrite: Default::default(),
     }
 }
