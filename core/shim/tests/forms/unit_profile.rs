@@ -11,14 +11,22 @@ use tally_ipc::wire::Welcome;
 
 type Ptr = *mut std::ffi::c_void;
 
-/// `tell`: each thread counts itself in a word of the host's.
+/// `tell`: each thread takes some turns of a loop, then counts itself in a word of the host's.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry tell(.param .u64 p_word) {
-    .reg .b64 %rd<2>;
+.visible .entry tell(.param .u64 p_word, .param .u64 p_turns) {
+    .reg .pred %p<2>;
+    .reg .b64 %rd<3>;
     ld.param.u64 %rd1, [p_word];
+    ld.param.u64 %rd2, [p_turns];
+turn:
+    setp.eq.u64 %p1, %rd2, 0;
+    @%p1 bra done;
+    sub.u64 %rd2, %rd2, 1;
+    bra turn;
+done:
     red.global.add.u32 [%rd1], 1;
     ret;
 }
@@ -26,11 +34,13 @@ const PTX: &str = r"
 /// Threads of a block of which an SM of the software device holds two.
 const THREADS: u32 = 1_024;
 /// Blocks of a unit's launches.
-const BLOCKS: [u32; 3] = [1, 3, 40];
+const BLOCKS: [u32; 3] = [1, 3, 8];
+/// With so many a launch takes milliseconds: a busy machine may see its end late.
+const LONG: u64 = 400;
 /// Among so many units is one that is profiled.
 const ONE_IN: u32 = 129;
-/// Units after which a profile has come, if not every one was disturbed.
-const UNITS: u32 = 128 * 25;
+/// So often 128 units, after which a profile has come, if not every one was disturbed.
+const ROUNDS: u32 = 60;
 
 fn high() -> Welcome {
     Welcome { high_priority: true, ..welcome() }
@@ -48,13 +58,13 @@ impl<'a> Told<'a> {
         Told { device, kernel, word: &device.words()[0] }
     }
 
-    fn launch(&self, blocks: u32, stream: Ptr) {
-        let params = [std::ptr::from_ref(self.word) as u64];
+    fn launch(&self, blocks: u32, turns: u64, stream: Ptr) {
+        let params = [std::ptr::from_ref(self.word) as u64, turns];
         ok(self.device.launch(self.kernel, [blocks, 1, 1], THREADS, stream, &params));
     }
 
     /// The program sees each launch end before it makes the next one, and waits at the end.
-    fn unit(&self, stream: Ptr, between: impl Fn()) {
+    fn unit(&self, stream: Ptr, turns: u64, between: impl Fn()) {
         self.word.store(0, SeqCst);
         let mut threads = 0;
         for (n, more) in BLOCKS.into_iter().enumerate() {
@@ -62,7 +72,7 @@ impl<'a> Told<'a> {
                 between();
             }
             threads += more * THREADS;
-            self.launch(more, stream);
+            self.launch(more, turns, stream);
             wait_for(self.word, threads);
         }
         self.device.sync(stream);
@@ -86,22 +96,29 @@ fn a_profiled_unit_tells_its_launches_their_gaps_and_the_sms_that_they_fill() {
         |device| {
             let told = Told::new(device);
             ask(&blocks_per_sm(&told).to_string());
-            while ask("unit") == "again" {
-                told.unit(null_mut(), || std::thread::sleep(Duration::from_millis(1)));
+            // The first two are profiled, and then the first of each 128.
+            while ask("units") == "again" {
+                for _ in 0..2 {
+                    told.unit(null_mut(), LONG, || std::thread::sleep(Duration::from_millis(1)));
+                }
+                for _ in 2..128 {
+                    told.launch(1, 0, null_mut());
+                    told.device.sync(null_mut());
+                }
             }
         },
         |core: &mut Governor| {
             core.grant_all();
             let each: u32 = core.hear().parse().unwrap();
             core.say("on");
-            let mut units = 0;
+            let mut rounds = 0;
             let profile = loop {
-                core.expect("unit");
+                core.expect("units");
                 if let Some((_, profile)) = core.region().marks.profile.read(0) {
                     break profile;
                 }
-                assert!(units < UNITS, "no unit was profiled");
-                units += 1;
+                assert!(rounds < ROUNDS, "no unit was profiled");
+                rounds += 1;
                 core.say("again");
             };
             core.say("enough");
@@ -127,7 +144,7 @@ fn a_unit_that_cannot_be_measured_gives_no_profile() {
             let streams = [device.stream(1), device.stream(1)];
             for _ in 0..2 * ONE_IN {
                 for stream in streams {
-                    told.launch(1, stream);
+                    told.launch(1, 0, stream);
                 }
                 // SAFETY: no arguments.
                 ok(unsafe { (device.cuda.cuCtxSynchronize)() });
@@ -135,17 +152,17 @@ fn a_unit_that_cannot_be_measured_gives_no_profile() {
             assert_eq!(ask("two streams"), "on");
             for _ in 0..ONE_IN {
                 for _ in 0..tally_ipc::marks::PROFILED_LAUNCHES_MAX + 1 {
-                    told.launch(1, streams[0]);
+                    told.launch(1, 0, streams[0]);
                 }
                 device.sync(streams[0]);
             }
             assert_eq!(ask("too many"), "on");
             // It waits for the legacy stream, and that for it; an event would, too.
             let blocking = device.stream(0);
-            told.launch(1, blocking);
+            told.launch(1, 0, blocking);
             device.sync(blocking);
             for _ in 0..2 * ONE_IN {
-                told.unit(null_mut(), || ());
+                told.unit(null_mut(), 0, || ());
             }
             assert_eq!(ask("beside a blocking stream"), "on");
         },
