@@ -221,14 +221,14 @@ def pair_cells(row, notes, solo_p99_ms):
         share += f" ({number(row['be_share_of_own'])} of its own)"
     vendor = "–" if row["policy"] == "none" else "transformed" if row["vendor_rewrite"] else "untouched"
     cells = [row["mode"] + marks, policy, vendor, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over, over_idle]
-    return [*cells, number(row["p99_queued_ms"], 2), queued_over, queued_over_idle, share, launches_cut(row.get("transformed"))]
+    return [*cells, number(row["p99_queued_ms"], 2), queued_over, queued_over_idle, share, launches_transformed(row.get("transformed"))]
 
 
-def launches_cut(cut):
+def launches_transformed(counts):
     """Launches in any transformed form, and how many yielded; nothing for rows from before there were any."""
-    if cut is None:
+    if counts is None:
         return ""
-    return f"{sum(cut.get(form, 0) for form in FORMS)} ({cut.get('launches_yielded', 0)})"
+    return f"{sum(counts.get(form, 0) for form in FORMS)} ({counts.get('launches_yielded', 0)})"
 
 
 def count_section(content, notes):
@@ -297,7 +297,7 @@ def exact_section(content, notes):
     ]
     rows = []
     for row in content["rows"]:
-        vendor, cut = "transformed" if row["vendor_libraries"] else "untouched", row["transformed"]
+        vendor, counts = "transformed" if row["vendor_libraries"] else "untouched", row["transformed"]
         different = sorted({name for run in row["runs"] for name in run["different"]})
         same = "no" if different else "yes"
         machine = row.get("machine")
@@ -306,9 +306,9 @@ def exact_section(content, notes):
         if different:
             same += notes.mark(f"{row['sharing']}, vendor kernels {vendor}: {', '.join(different)} differ.")
         sharing = row["sharing"] + (", kernels one at a time" if row.get("serial_kernels") else "")
-        cells = [sharing, vendor, same, cut["kernels"], cut["kernels_refused"]]
-        cells += [cut[form] for form in FORMS] + [cut["launches_yielded"], cut["rescued"]]
-        rows.append([*cells, f"{number(cut['turnaround_us_p50'], 0)} / {number(cut['turnaround_us_p99'], 0)}"])
+        cells = [sharing, vendor, same, counts["kernels"], counts["kernels_refused"]]
+        cells += [counts[form] for form in FORMS] + [counts["launches_yielded"], counts["rescued"]]
+        rows.append([*cells, f"{number(counts['turnaround_us_p50'], 0)} / {number(counts['turnaround_us_p99'], 0)}"])
     header = ["sharing", "vendor kernels", "bit-identical", "kernels transformed", "refused", "preemptible", "sliced"]
     header += ["on some SMs", "graphs in parts", "yielded", "rescued", "turnaround p50 / p99 us"]
     lines += table(header, rows)

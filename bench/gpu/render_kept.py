@@ -19,7 +19,7 @@ def lines(content, table, made_with):
             row["cache_mib"],
             f"{row['files']} ({row['files_bytes'] / 2**20:.0f} MiB)",
             row["kernels"],
-            row["all_cut_s"],
+            row["all_transformed_s"],
             row["cpu_s"].get("tally-rewrite", 0),
             row["ready_s"],
         ]

@@ -42,9 +42,9 @@ def jit(content, table, made_with):
     ]
     rows = []
     for row in content["rows"]:
-        cut = row["transformed"]
+        transformed = row["transformed"]
         counts = [row[key] for key in ("processes", "kernels", "launches", "wrong")]
-        rows.append([row["sharing"], row["backend"], *counts, cut.get("kernels", 0), cut.get("launches_yielded", 0), row["seconds"]])
+        rows.append([row["sharing"], row["backend"], *counts, transformed.get("kernels", 0), transformed.get("launches_yielded", 0), row["seconds"]])
     return text + table(["sharing", "compiler", "processes", "kernels", "launches", "wrong values", "transformed", "yielded", "s"], rows)
 
 

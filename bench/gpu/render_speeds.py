@@ -11,11 +11,11 @@ def lines(content, table, made_with):
     text += [f"Medians of `{hp}` and of a graph of 300 kernels of one block. The other program is outside of MPS.", ""]
     rows = [[row["where"], row["state"], f"{row[hp]:.3f}", f"{row[small]:.3f}"] for row in content["alone"]]
     text += table(["", "when", f"{hp} ms", "small kernels ms"], rows)
-    cut = "kernels of closed libraries transformed, too" if content["vendor_rewrite"] else "those of closed libraries whole"
+    vendor = "kernels of closed libraries transformed, too" if content["vendor_rewrite"] else "those of closed libraries whole"
     text += [
         "",
         (
-            f"Under `tally-priority` in `mps` beside `{content['be']}` at load {content['load']}, {cut}; over the fast speed's median, "
+            f"Under `tally-priority` in `mps` beside `{content['be']}` at load {content['load']}, {vendor}; over the fast speed's median, "
             "and of the training alone in the same run."
         ),
         "",

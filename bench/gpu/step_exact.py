@@ -1,4 +1,4 @@
-"""Bit-identical training while every kernel that can be cut is cut, and yields at random.
+"""Bit-identical training while every kernel that can be transformed is, and yields at random.
 
 Reference: deterministic trainings (ResNet-50, BERT, GPT-2 small) in a process
 alone; two runs must agree. Then, for each sharing, with and without kernels
@@ -73,17 +73,17 @@ def run_mode(suite, sharing, vendor, serial, expected, failures):
             for _ in range(RUNS_MAX):
                 digests, seconds = train(worker, args)
                 status = core.status()
-                cut = client(status, label)["transformed"]
+                transformed = client(status, label)["transformed"]
                 different = [name for name in digests if digests[name] != expected[name]]
-                row["runs"].append({"seconds": seconds, "different": different, "launches_yielded": cut["launches_yielded"]})
-                print(label, row["runs"][-1], cut, flush=True)
+                row["runs"].append({"seconds": seconds, "different": different, "launches_yielded": transformed["launches_yielded"]})
+                print(label, row["runs"][-1], transformed, flush=True)
                 for name in different:
                     failures.add(f"{label}: {name} differs from the unshared run")
-                if different or cut["launches_yielded"] >= args.launches_yielded:
+                if different or transformed["launches_yielded"] >= args.launches_yielded:
                     break
             if serial and record_bytes(worker) == before:
                 failures.add(f"{label}: CUPTI recorded no kernel")
-            row |= {"transformed": cut, "decisions": client(status, label)["decisions"], "kernels": kernels_by_state(status)}
+            row |= {"transformed": transformed, "decisions": client(status, label)["decisions"], "kernels": kernels_by_state(status)}
     if row["transformed"]["launches_yielded"] < args.launches_yielded:
         failures.add(f"{label}: only {row['transformed']['launches_yielded']} launches yielded, {args.launches_yielded} were wanted")
     return row

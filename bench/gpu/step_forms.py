@@ -68,16 +68,16 @@ def rewrite(suite, image, form, arch):
     path = image.with_name(f"{form}-{image.suffix[1:]}.out")
     command = [suite.program("tally-rewrite"), "rewrite", str(image), "-o", str(path), "--form", form, "--arch", str(arch)]
     output, errors, code = call(command, 60)
-    cut, refused = {}, {}
+    transformed, refused = {}, {}
     for line in output.splitlines():
         word, _, rest = line.partition(" ")
-        if word == "cut":
+        if word == "transformed":
             name, parameters, *_ = rest.split()
-            cut[name] = int(parameters)
+            transformed[name] = int(parameters)
         elif word == "refused":
             name, _, why = rest.partition(": ")
             refused[name] = why
-    return {"path": path, "transformed": cut, "refused": refused, "error": errors.strip().splitlines()[0] if code else None}
+    return {"path": path, "transformed": transformed, "refused": refused, "error": errors.strip().splitlines()[0] if code else None}
 
 
 def turnaround_in_use(row, code):
@@ -138,7 +138,7 @@ def main(suite):
             **forms,
         }
     for name, form in forms.items():
-        print(f"{name}: {len(form['transformed'])} cut, refused {form['refused']}, error {form['error']}", flush=True)
+        print(f"{name}: {len(form['transformed'])} transformed, refused {form['refused']}, error {form['error']}", flush=True)
         if form["error"]:
             failures.add(f"{name}: {form['error']}")
     rows, facts = [], {}

@@ -2,8 +2,8 @@
 
 Under a core in `mps`, beside an inference that is connected and idle, the same training is started over
 and over with a cache folder of the step's own: with `cache_mib = 0` nothing is kept, with the default the first
-start fills the folder and the next ones find it full. For each start: when its kernels got cut, what that cost
-the shim's threads, and that the same kernels were cut.
+start fills the folder and the next ones find it full. For each start: when its kernels were transformed, what that cost
+the shim's threads, and that the same kernels were transformed.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ def cpu_s(pid):
 
 
 def watch(core, name, came):
-    """Note when the client had launched, and when it had how many kernels cut."""
+    """Note when the client had launched, and when it had how many transformed kernels."""
     entry = client({"clients": core.status()["clients"]}, name)
     if entry and entry["launches"]:
-        now, cut = time.monotonic(), entry["transformed"]
+        now, counts = time.monotonic(), entry["transformed"]
         came.setdefault("launched", now)
-        came.setdefault("transformed", {}).setdefault(cut["kernels"], now)
-        came["refused"] = cut["kernels_refused"]
+        came.setdefault("transformed", {}).setdefault(counts["kernels"], now)
+        came["refused"] = counts["kernels_refused"]
 
 
 def start(suite, core, name, cache):
@@ -76,8 +76,8 @@ def start(suite, core, name, cache):
         "kernels": kernels,
         "kernels_refused": came["refused"],
         "ready_s": round(ready - came["launched"], 2),
-        "cut_s": {str(n): round(at - came["launched"], 2) for n, at in came["transformed"].items()},
-        "all_cut_s": round(came["transformed"][kernels] - came["launched"], 2),
+        "transformed_s": {str(n): round(at - came["launched"], 2) for n, at in came["transformed"].items()},
+        "all_transformed_s": round(came["transformed"][kernels] - came["launched"], 2),
         "steps_per_s": round(trained["steps_per_s"], 4),
         "cpu_s": cpu,
         "cpu_s_in_all": round(sum(cpu.values()), 2),
@@ -105,13 +105,13 @@ def main(suite):
             suite.write("kept.json", {"hp": HP_JOB, "be": args.be, "seconds": args.seconds, "rows": rows})
     for row in rows:
         if not row["kernels"]:
-            failures.add(f"{row['start']}: no kernel was cut")
+            failures.add(f"{row['start']}: no kernel was transformed")
     if not any(row["files"] for row in rows if row["start"] == FIRST):
         failures.add(f"{cache}: the first start left nothing there")
     # Which ones are depends on what the policy measured; one or two are had or not.
     kernels = [[row["kernels"] for row in rows if (row["start"] == KEPT) is kept] for kept in (False, True)]
     if all(kernels) and min(kernels[1]) < 0.9 * max(kernels[0]):
-        failures.add(f"fewer kernels were cut where their forms were kept: {kernels[1]}, otherwise {kernels[0]}")
+        failures.add(f"fewer kernels were transformed where their forms were kept: {kernels[1]}, otherwise {kernels[0]}")
     cpu = {kind: [row["cpu_s"].get(REWRITES, 0) for row in rows if row["start"] == kind] for kind in (NOT_KEPT, KEPT)}
     print(f"CPU seconds of {REWRITES}: {cpu}", flush=True)
     if all(cpu.values()) and median(cpu[KEPT]) >= median(cpu[NOT_KEPT]):

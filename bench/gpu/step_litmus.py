@@ -3,7 +3,7 @@
 The programs are run by the bundle's `tally-litmus`, which starts cores and clients itself (tests/litmus/README.md says
 how it decides what must come out). First every program runs bare, more than once: one that does not end, or ends with other
 values than it must, is reported and not run under Tally, and what misbehaves there runs bare again, many times. Then policies, sharing modes and classes, beside a client of
-the other class; and once more under MPS with kernels of closed libraries cut.
+the other class; and once more under MPS with kernels of closed libraries transformed.
 """
 
 import json

@@ -47,7 +47,7 @@ MODES = {
     "fifo-mps": ("tally-mps", "fifo", "mps"),
     "priority-timeslice": ("tally-timeslice", "tally-priority", "timeslice"),
     "priority-mps": ("tally-mps", "tally-priority", "mps"),
-    # Kernels of NVIDIA's closed libraries cut, too.
+    # Kernels of NVIDIA's closed libraries transformed, too.
     "priority-timeslice-vendor": ("tally-timeslice", "tally-priority", "timeslice"),
     "priority-mps-vendor": ("tally-mps", "tally-priority", "mps"),
 }
@@ -79,7 +79,7 @@ class Pair:
 
 
 def is_vendor(mode):
-    """Whether kernels of the vendor's closed libraries are cut in this mode."""
+    """Whether kernels of the vendor's closed libraries are transformed in this mode."""
     return mode.endswith("-vendor")
 
 
@@ -165,12 +165,12 @@ def measure_shared(args, pair, hp, be, core):
     """
     # As a training that has run for a while: it has its transformed forms, and the policy knows its kernels. And a
     # training that its CPU limits is as fast as its process is: what sharing takes is told by this rate.
-    seconds, own, cut = args.be_alone_seconds, {}, []
-    # The first time to warm up, and not looked at; more often until no kernel is cut that was not the time before,
+    seconds, own, transformed = args.be_alone_seconds, {}, []
+    # The first time to warm up, and not looked at; more often until no kernel is transformed that was not the time before,
     # for the driver loads some images for seconds.
-    while seconds and len(cut) < ALONE_TIMES_MAX and (len(cut) < ALONE_TIMES or cut[-1] != cut[-2]):
+    while seconds and len(transformed) < ALONE_TIMES_MAX and (len(transformed) < ALONE_TIMES or transformed[-1] != transformed[-2]):
         own = be.ask("train", job=pair.be_job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60)
-        cut.append(client(core.status(), names(pair)[1])["transformed"]["kernels"] if core else 0)
+        transformed.append(client(core.status(), names(pair)[1])["transformed"]["kernels"] if core else 0)
     warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
     start_at = soon()
     be.send("train", job=pair.be_job, start_at=start_at, seconds=args.seconds, until_stop=True)

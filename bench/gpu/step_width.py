@@ -22,8 +22,8 @@ LIMITED_SHARE_MIN = 0.1
 def counts(core, name):
     """What was done with the client's launches so far."""
     entry = client(core.status(), name)
-    cut = entry["transformed"]
-    return launches(entry)["total"], cut["sm_limited"], cut["sm_limited_consecutive"]
+    transformed = entry["transformed"]
+    return launches(entry)["total"], transformed["sm_limited"], transformed["sm_limited_consecutive"]
 
 
 def measure(suite, job, sms, puts_off, failures):

@@ -69,8 +69,8 @@ class Renderer(unittest.TestCase):
         self.assertIn("[^2]: bert-graph, x, tally-priority: not governed.", self.text())
 
     def test_pairs_say_whose_kernels_were_transformed_and_old_rows_stay_readable(self):
-        cut = {"preemptible": 5, "sliced": 4, "sm_limited": 0, "graph_chained": 1, "launches_yielded": 3}
-        self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, transformed=cut), pair_row(policy="none")])
+        transformed = {"preemptible": 5, "sliced": 4, "sm_limited": 0, "graph_chained": 1, "launches_yielded": 3}
+        self.put("pairs.json", [pair_row(), pair_row(mode="new", vendor_rewrite=True, transformed=transformed), pair_row(policy="none")])
         text = self.text()
         self.assertIn("| tally-mps | tally-priority | untouched |", text)
         self.assertIn("| tally-mps | – | – |", text)
@@ -90,8 +90,8 @@ class Renderer(unittest.TestCase):
 
     def test_wrong_results_of_transformed_kernels_have_a_footnote(self):
         counts = dict.fromkeys((*render.FORMS, "kernels", "kernels_refused", "launches_yielded", "rescued"), 1)
-        cut = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
-        row = {"sharing": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "transformed": cut}
+        transformed = {**counts, "turnaround_us_p50": 20.4, "turnaround_us_p99": 30.0}
+        row = {"sharing": "mps", "vendor_libraries": True, "runs": [{"different": ["bert"]}], "transformed": transformed}
         self.put("exact.json", {"rows": [row]})
         series = {"flag_mask": 3, "raised_by": "writes", "equal": True, "once": False, "complete": True}
         series |= {"turnaround_p50_us": 31, "turnaround_p99_us": 50}
@@ -331,7 +331,7 @@ class Renderer(unittest.TestCase):
         self.assertIn("8 rounds", text)
 
     def test_starts_with_forms_on_disk_are_shown(self):
-        row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_cut_s": 1.7}
+        row = {"start": "kept, found", "cache_mib": 256, "kernels": 30, "ready_s": 1.2, "all_transformed_s": 1.7}
         row |= {"cpu_s": {"tally-rewrite": 0.5, "tally-flag": 3}, "files": 27, "files_bytes": 131 << 20}
         self.put("kept.json", {"hp": "bert-graph", "be": "gpt2-train", "seconds": 6, "rows": [row]})
         self.assertIn("| kept, found | 256 | 27 (131 MiB) | 30 | 1.7 | 0.5 | 1.2 |", self.text())

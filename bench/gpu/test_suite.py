@@ -328,7 +328,7 @@ class Pairs(unittest.TestCase):
 
     def test_a_training_runs_alone_until_no_more_of_its_kernels_are_transformed(self):
         def alone(kernels):
-            """How often, if the core says that so many are cut after each time."""
+            """How often, if the core says that so many are transformed after each time."""
             said, asked = iter(kernels), []
 
             def ask(do, **arguments):

@@ -39,7 +39,7 @@ fn count(figures: &serde_json::Value, which: &str) -> u64 {
 #[test]
 fn preemptible_launches_that_yield_at_random_compute_the_same() -> Result<()> {
     let figures = trained("form = 0\ntoggle_us = 3000\nseed = 7\n", &[])?;
-    ensure!(count(&figures, "kernels") > 0, "nothing was made cuttable: {figures:#}");
+    ensure!(count(&figures, "kernels") > 0, "no kernel was transformed: {figures:#}");
     ensure!(count(&figures, "preemptible") > 20, "{figures:#}");
     ensure!(count(&figures, "yields") > 0, "{figures:#}");
     Ok(())

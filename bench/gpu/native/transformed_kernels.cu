@@ -1,4 +1,4 @@
-// Kernels to cut, one for each thing that could break: see step_forms.py. All but
+// Kernels to transform, one for each thing that could break: see step_forms.py. All but
 // `globals` take (in, in, out, n, ran); every warp that runs adds 1 to ran[block],
 // if it is given, so that a block which runs twice, or in part, is noticed.
 #include <cooperative_groups.h>

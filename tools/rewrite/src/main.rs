@@ -18,7 +18,7 @@ enum Command {
         file: PathBuf,
     },
     /// Write the transformed form of an image's kernels. Prints a line for each kernel:
-    /// `cut NAME PARAMETERS OFFSET CLUSTER`, `may-wait` behind it if its blocks may wait for one another, or `refused NAME: WHY`.
+    /// `transformed NAME PARAMETERS OFFSET CLUSTER`, `may-wait` behind it if its blocks may wait for one another, or `refused NAME: WHY`.
     Rewrite {
         /// A fatbin, a cubin or PTX.
         file: PathBuf,
@@ -134,7 +134,7 @@ fn write(
         let (count, offset) = (kernel.parameter_count, kernel.control_offset);
         let waits = if kernel.may_wait { " may-wait" } else { "" };
         let reads_sm = if kernel.reads_sm { " reads-sm" } else { "" };
-        println!("cut {} {count} {offset} {x},{y},{z}{waits}{reads_sm}", kernel.name);
+        println!("transformed {} {count} {offset} {x},{y},{z}{waits}{reads_sm}", kernel.name);
     }
     for (name, why) in &rewritten.refused {
         println!("refused {name}: {why}");
