@@ -14,9 +14,9 @@ pub struct UnitProfile {
     /// 0 without a gap.
     pub gap_median_ns: u64,
     pub gap_longest_ns: u64,
-    /// SMs that the largest launch fills; 0: unknown.
+    /// SMs that would hold all blocks of the largest launch; 0: unknown.
     pub sms_max: u32,
-    /// Mean of what the launches fill, weighted by their time; 0: unknown.
+    /// The mean of all launches, weighted by their time; 0: unknown.
     pub sms_mean: u32,
 }
 

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use tally_ipc::layout::submission_flags;
 
 pub type CuResult = c_int;
 /// Any opaque handle or pointer.
@@ -100,6 +101,30 @@ pub struct LaunchConfig {
     pub stream: Ptr,
     pub attributes: *const LaunchAttribute,
     pub attribute_count: c_uint,
+}
+
+impl LaunchConfig {
+    /// Whether it is cooperative, and clustered, in bits of [`submission_flags`].
+    ///
+    /// # Safety
+    /// `attributes` is null or of so many.
+    pub unsafe fn flags(&self) -> u32 {
+        if self.attributes.is_null() {
+            return 0;
+        }
+        // SAFETY: as the caller promises.
+        let attributes =
+            unsafe { std::slice::from_raw_parts(self.attributes, self.attribute_count as usize) };
+        attributes.iter().fold(0, |flags, a| match a.id {
+            LAUNCH_ATTRIBUTE_COOPERATIVE if a.value[0] != 0 => {
+                flags | submission_flags::COOPERATIVE
+            }
+            LAUNCH_ATTRIBUTE_CLUSTER if a.value[..3].iter().any(|d| *d > 1) => {
+                flags | submission_flags::CLUSTERED
+            }
+            _ => flags,
+        })
+    }
 }
 
 /// `CUlaunchAttribute`: 8 bytes of id and padding, then a 64-byte union.

@@ -17,9 +17,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Counters, KERNEL_UNKNOWN, submission_flags};
-use tally_preempt::cuda::{
-    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LaunchConfig, Ptr, SUCCESS,
-};
+use tally_preempt::cuda::{CuResult, LaunchConfig, Ptr, SUCCESS};
 use tally_preempt::graphs::{self, order};
 use tally_preempt::launch::{KernelArguments, Shape, Target};
 
@@ -309,7 +307,8 @@ launch! { KernelExLaunch {
     let config = unsafe { &*k.config };
     Shape {
         kernel: names::index(k.f),
-        flags: attribute_flags(config),
+        // SAFETY: the caller's array, valid during its call.
+        flags: unsafe { config.flags() },
         grid: config.grid,
         block: config.block,
         shared_bytes: config.shared_bytes,
@@ -419,22 +418,6 @@ pub unsafe fn kernel_ex(
         return unsafe { real(config, f, params, extra) };
     };
     around(c.stream, per_thread, KernelExLaunch { real, config, f, params, extra })
-}
-
-fn attribute_flags(config: &LaunchConfig) -> u32 {
-    if config.attributes.is_null() {
-        return 0;
-    }
-    // SAFETY: the caller's array of this length, valid during its call.
-    let attributes =
-        unsafe { std::slice::from_raw_parts(config.attributes, config.attribute_count as usize) };
-    attributes.iter().fold(0, |flags, a| match a.id {
-        LAUNCH_ATTRIBUTE_COOPERATIVE if a.value[0] != 0 => flags | submission_flags::COOPERATIVE,
-        LAUNCH_ATTRIBUTE_CLUSTER if a.value[..3].iter().any(|d| *d > 1) => {
-            flags | submission_flags::CLUSTERED
-        }
-        _ => flags,
-    })
 }
 
 /// `cuLaunchCooperativeKernel`.

@@ -285,6 +285,13 @@ impl Look {
         off_ns <= (took_ns / 4).max(UNCERTAIN_NS)
     }
 
+    /// Of the unit's launches, so many: some of the next unit may have been seen, too.
+    fn profile(&mut self, launches: usize) -> UnitProfile {
+        self.launches.truncate(launches);
+        self.gaps_ns.truncate(launches - 1);
+        UnitProfile::new(&self.launches, &mut self.gaps_ns)
+    }
+
     /// Asks for a unit's events. By the poller only. When to look again, ns; `None`: there is no unit.
     pub fn look(&mut self, client: &ClientRegion) -> Option<u64> {
         loop {
@@ -296,11 +303,7 @@ impl Look {
                 OPENING => return Some(0),
                 DROPPED => return self.end(),
                 WAITED if self.next > last => {
-                    // Launches of the next unit may have been seen, too.
-                    self.launches.truncate(last);
-                    self.gaps_ns.truncate(last - 1);
-                    let profile = UnitProfile::new(&self.launches, &mut self.gaps_ns);
-                    client.marks.profile.publish(&profile);
+                    client.marks.profile.publish(&self.profile(last));
                     return self.end();
                 }
                 _ => {}
@@ -412,6 +415,20 @@ mod tests {
         assert_eq!(times, [38_000 - LAUNCH_LATENCY_NS, 20_000, 31_000 - LAUNCH_LATENCY_NS]);
         assert_eq!(look.gaps_ns, [0, 39_000 + LAUNCH_LATENCY_NS]);
         assert!(known.iter().all(|known| *known));
+    }
+
+    #[test]
+    fn launches_of_the_next_unit_are_not_the_units() {
+        let (mut look, _) = looked(&[
+            [1_000, 1_000, 2_000],
+            [3_000, 40_000, 41_000],
+            [4_000, 60_000, 61_000],
+            // Made before the program's late wait for the two.
+            [900_000, 990_000, 991_000],
+        ]);
+        let profile = look.profile(2);
+        assert_eq!((profile.launches, profile.gaps), (2, 0));
+        assert_eq!(profile.gpu_busy_ns, 58_000 - LAUNCH_LATENCY_NS);
     }
 
     #[test]
