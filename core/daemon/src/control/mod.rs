@@ -236,9 +236,7 @@ impl Plane {
 
     /// The policy of this generation was disabled.
     async fn recover_policy(&self, generation: u64) {
-        // Without waiting for those who ask for the status.
-        let asked = self.control.ask(|done| Control::Status { kernels: 0, done }).await;
-        let fault = asked.ok().and_then(|snapshot| snapshot.figures?.last_fault);
+        let fault = self.control.ask(|done| Control::LastFault { done }).await.ok().flatten();
         self.policy.recover(&self.control, generation, fault).await;
     }
 

@@ -20,7 +20,7 @@ use tally_decision_log::recorder::Removed;
 use tally_engine::policy::{ClientInfo, Fault};
 use tally_ipc::map::Mapped;
 use tally_ipc::{ClientRegion, CoreRegion};
-use tally_wasm_host::{PolicyStatus, Saved};
+use tally_wasm_host::{LastFault, PolicyStatus, Saved};
 use tokio::sync::oneshot;
 
 /// Requests that may wait for the dispatch thread.
@@ -57,11 +57,14 @@ pub enum Control {
         /// Gets its last figures and what must be dropped elsewhere.
         done: oneshot::Sender<Option<Left>>,
     },
+    /// One at a time: a second one would take the place of the first.
     Status {
         /// Most kernels that the snapshot lists.
         kernels: usize,
         done: oneshot::Sender<Snapshot>,
     },
+    /// What the active policy last did wrong.
+    LastFault { done: oneshot::Sender<Option<LastFault>> },
     /// Tell what was profiled of kernels since it was told last.
     Profiled {
         /// From this place of the table on.
@@ -284,5 +287,35 @@ impl ControlReceiver {
             self.shared.pending.store(true, SeqCst);
         }
         request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::{Settings, harness::Harness};
+    use crate::loader::Loaded;
+
+    /// A policy is recovered while somebody asks for the status.
+    #[test]
+    fn a_status_in_the_making_is_finished() {
+        let settings = Settings {
+            spin_ns: 0,
+            pin_cpu: None,
+            completion_poll_ns: 50_000,
+            probe_after_ns: 1_000_000,
+            high_stall_ns: 0,
+            engine: Default::default(),
+        };
+        let mut harness = Harness::new(settings, Loaded::built_in(0)).unwrap();
+        let (status, mut snapshot) = oneshot::channel();
+        let (last_fault, mut fault) = oneshot::channel();
+        assert!(harness.send(Control::Status { kernels: 1, done: status }));
+        assert!(harness.send(Control::LastFault { done: last_fault }));
+        for now_ns in 0..100 {
+            harness.turn(now_ns);
+        }
+        assert!(fault.try_recv().unwrap().is_none(), "the built-in rule has no faults");
+        assert_eq!(snapshot.try_recv().unwrap().kernels_known, 0);
     }
 }

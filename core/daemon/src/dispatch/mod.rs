@@ -362,8 +362,11 @@ impl Dispatch {
                     let _ = done.send(at.ok().map(|at| self.remove(now, at)));
                 }
                 Control::Status { kernels, done } => {
-                    // One at a time: the control plane waits for each.
                     self.status = Some(Job::new(done, kernels));
+                }
+                Control::LastFault { done } => {
+                    let figures = self.policy().figures();
+                    let _ = done.send(figures.and_then(|figures| figures.last_fault));
                 }
                 // One of these at a time, too.
                 Control::Profiled { from, done } => {
