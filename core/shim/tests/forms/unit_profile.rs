@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+use tally_contract::unit_profile::UnitProfile;
 use tally_ipc::wire::Welcome;
 
 type Ptr = *mut std::ffi::c_void;
@@ -41,6 +42,8 @@ const LONG: u64 = 400;
 const ONE_IN: u32 = 129;
 /// So often 128 units, after which a profile has come, if not every one was disturbed.
 const ROUNDS: u32 = 60;
+/// As often by two threads.
+const TWO_THREADS_ROUNDS: u32 = 8;
 
 fn high() -> Welcome {
     Welcome { high_priority: true, ..welcome() }
@@ -48,19 +51,19 @@ fn high() -> Welcome {
 
 struct Told<'a> {
     device: &'a Device,
-    kernel: Ptr,
+    kernel: usize,
     word: &'static AtomicU32,
 }
 
 impl<'a> Told<'a> {
     fn new(device: &'a Device) -> Self {
-        let kernel = device.function_of(device.load(PTX), "tell");
+        let kernel = device.function_of(device.load(PTX), "tell") as usize;
         Told { device, kernel, word: &device.words()[0] }
     }
 
     fn launch(&self, blocks: u32, turns: u64, stream: Ptr) {
         let params = [std::ptr::from_ref(self.word) as u64, turns];
-        ok(self.device.launch(self.kernel, [blocks, 1, 1], THREADS, stream, &params));
+        ok(self.device.launch(self.kernel as Ptr, [blocks, 1, 1], THREADS, stream, &params));
     }
 
     /// The program sees each launch end before it makes the next one, and waits at the end.
@@ -84,8 +87,34 @@ fn blocks_per_sm(told: &Told<'_>) -> i32 {
     let mut blocks = 0;
     let occupancy = told.device.cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor;
     // SAFETY: a valid out-pointer, a function of ours.
-    ok(unsafe { occupancy(&mut blocks, told.kernel, THREADS as i32, 0) });
+    ok(unsafe { occupancy(&mut blocks, told.kernel as Ptr, THREADS as i32, 0) });
     blocks
+}
+
+/// Units until the core has seen a profile of one. The first two are profiled, and then the first of each 128.
+fn until_profiled(told: &Told<'_>) {
+    while ask("units") == "again" {
+        for _ in 0..2 {
+            told.unit(null_mut(), LONG, || std::thread::sleep(Duration::from_millis(1)));
+        }
+        for _ in 2..128 {
+            told.launch(1, 0, null_mut());
+            told.device.sync(null_mut());
+        }
+    }
+}
+
+/// The core's part of it: the first profile behind those that it has seen.
+fn profile(core: &mut Governor, seen: u64) -> UnitProfile {
+    for _ in 0..ROUNDS {
+        core.expect("units");
+        if let Some((_, profile)) = core.region().marks.profile.read(seen) {
+            core.say("enough");
+            return profile;
+        }
+        core.say("again");
+    }
+    panic!("no unit was profiled");
 }
 
 #[test]
@@ -96,32 +125,13 @@ fn a_profiled_unit_tells_its_launches_their_gaps_and_the_sms_that_they_fill() {
         |device| {
             let told = Told::new(device);
             ask(&blocks_per_sm(&told).to_string());
-            // The first two are profiled, and then the first of each 128.
-            while ask("units") == "again" {
-                for _ in 0..2 {
-                    told.unit(null_mut(), LONG, || std::thread::sleep(Duration::from_millis(1)));
-                }
-                for _ in 2..128 {
-                    told.launch(1, 0, null_mut());
-                    told.device.sync(null_mut());
-                }
-            }
+            until_profiled(&told);
         },
         |core: &mut Governor| {
             core.grant_all();
             let each: u32 = core.hear().parse().unwrap();
             core.say("on");
-            let mut rounds = 0;
-            let profile = loop {
-                core.expect("units");
-                if let Some((_, profile)) = core.region().marks.profile.read(0) {
-                    break profile;
-                }
-                assert!(rounds < ROUNDS, "no unit was profiled");
-                rounds += 1;
-                core.say("again");
-            };
-            core.say("enough");
+            let profile = profile(core, 0);
             core.ends(0);
             assert_eq!((profile.launches, profile.gaps), (3, 2));
             let needed = BLOCKS.map(|blocks| blocks.div_ceil(each).min(SMS));
@@ -129,6 +139,71 @@ fn a_profiled_unit_tells_its_launches_their_gaps_and_the_sms_that_they_fill() {
             assert!((needed[0]..=needed[2]).contains(&profile.sms_mean), "{profile:?}");
             assert!(profile.gpu_busy_ns > 0 && profile.gap_median_ns > 0, "{profile:?}");
             assert_eq!(profile.gap_median_ns + profile.gap_longest_ns, profile.gaps_ns);
+        },
+    );
+}
+
+/// Its events are gone with the context: nobody asks for them, and the next unit has others.
+#[test]
+fn a_context_that_ends_takes_its_profiled_unit_with_it() {
+    both(
+        a_context_that_ends_takes_its_profiled_unit_with_it,
+        &high(),
+        |device| {
+            let told = Told::new(device);
+            told.launch(1, 50 * LONG, null_mut());
+            device.destroy_context();
+            device.new_context();
+            until_profiled(&Told::new(device));
+        },
+        |core: &mut Governor| {
+            core.grant_all();
+            let profile = profile(core, 0);
+            core.ends(0);
+            assert_eq!((profile.launches, profile.gaps), (3, 2));
+        },
+    );
+}
+
+/// Units of two threads, of which either may be the one that is profiled; then one thread's alone.
+#[test]
+fn units_of_two_threads_are_not_taken_for_one() {
+    both(
+        units_of_two_threads_are_not_taken_for_one,
+        &high(),
+        |device| {
+            let told = Told::new(device);
+            let streams = [device.stream(1) as usize, device.stream(1) as usize];
+            while ask("units of two") == "again" {
+                std::thread::scope(|scope| {
+                    for (stream, launches) in streams.into_iter().zip([1, 2]) {
+                        let told = &told;
+                        scope.spawn(move || {
+                            told.device.enter();
+                            for _ in 0..128 {
+                                (0..launches).for_each(|_| told.launch(1, LONG, stream as Ptr));
+                                told.device.sync(stream as Ptr);
+                            }
+                        });
+                    }
+                });
+            }
+            until_profiled(&told);
+        },
+        |core: &mut Governor| {
+            core.grant_all();
+            let mut seen = 0;
+            for round in 0..TWO_THREADS_ROUNDS {
+                core.expect("units of two");
+                if let Some((sequence, profile)) = core.region().marks.profile.read(seen) {
+                    seen = sequence;
+                    assert!([1, 2].contains(&profile.launches), "{profile:?}");
+                }
+                core.say(if round + 1 < TWO_THREADS_ROUNDS { "again" } else { "enough" });
+            }
+            let profile = profile(core, seen);
+            core.ends(0);
+            assert!([1, 2, 3].contains(&profile.launches), "{profile:?}");
         },
     );
 }
