@@ -64,11 +64,11 @@ pub struct KernelView {
     pub count: u64,
     pub mean_ns: u64,
     /// Median of the most recent measurements.
-    pub median_ns: u64,
+    pub p50_ns: u64,
     /// 99th percentile of the same measurements.
     pub p99_ns: u64,
     /// GPU time of the latest measured launch.
-    pub recent_ns: u64,
+    pub latest_ns: u64,
     pub demand: Demand,
     /// [`Demand::waves_permille`] of its grid on this GPU.
     pub waves_permille: u64,
@@ -87,11 +87,11 @@ pub struct FormView {
     pub count: u64,
     pub mean_ns: u64,
     /// Median of the recent ones.
-    pub median_ns: u64,
+    pub p50_ns: u64,
     /// 99th percentile of those.
     pub p99_ns: u64,
     /// GPU time of the latest measured launch in this form.
-    pub recent_ns: u64,
+    pub latest_ns: u64,
     pub turnaround_ns: u64,
 }
 

@@ -137,7 +137,7 @@ limits! {
     }
     "What a policy asks for" {
         /// Requests of one call (timers, windows, leases, yields). Further ones are dropped and counted.
-        COMMANDS_MAX: usize = 256, Count;
+        COMMANDS_MAX: usize = 512, Count;
         /// Pending timers. A further one is dropped.
         TIMERS_MAX: usize = 64, Count;
         /// Shortest hold; shorter ones are extended to it.
@@ -178,7 +178,7 @@ limits! {
         FORMS_MAX: usize = 16, Count;
         /// Launches behind `predicted-ns`: their median.
         PREDICTION_SAMPLES: usize = 9, Count;
-        /// Launches behind `median-ns` and `p99-ns`.
+        /// Launches behind `p50-ns` and `p99-ns`.
         RECENT_SAMPLES: usize = 32, Count;
         /// Latest units of work of a high-priority client behind `services.get`.
         RECENT_UNITS: usize = 256, Count;

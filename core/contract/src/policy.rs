@@ -21,6 +21,8 @@ pub const HOLD_UNTIL_CHANGE: u64 = u64::MAX;
 pub const NO_UNIT_OPEN: i64 = i64::MAX;
 /// A window that holds nothing back.
 pub const WINDOW_OPEN: u64 = u64::MAX;
+/// From here on a window is taken for [`WINDOW_OPEN`]: the largest number that a policy in JavaScript can name exactly.
+pub const WINDOW_OPEN_MIN: u64 = (1 << 53) - 1;
 
 /// The class that a client was admitted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -406,6 +408,9 @@ pub enum Command {
     },
     /// Let a client launch without being decided, or not.
     SetUngated { client: ClientId, ungated: bool },
+    /// Timers, windows, leases, yields and who is gated become as they are for a policy just loaded. The host's own,
+    /// for a new instance.
+    Reset,
 }
 
 /// Commands of one call.
@@ -434,6 +439,11 @@ impl Commands {
         } else {
             self.dropped += 1;
         }
+    }
+
+    /// Only the first so many are to be done.
+    pub fn truncate(&mut self, len: usize) {
+        self.list.truncate(len);
     }
 
     /// Take them out in order, keeping the buffer.

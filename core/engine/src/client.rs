@@ -1,6 +1,6 @@
 //! What the engine keeps of one client.
 
-use crate::policy::{Class, ClientInfo, Form, KernelId, NEVER, Usage};
+use crate::policy::{Class, ClientInfo, Form, KernelId, NEVER, Usage, WINDOW_OPEN_MIN};
 use crate::units::RecentUnits;
 use std::collections::VecDeque;
 use tally_contract::limits::STALL_BURST_MAX;
@@ -288,7 +288,7 @@ impl Client {
     pub fn has_room(&self, predicted_ns: u64) -> bool {
         let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
         self.in_flight == 0
-            || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns == u64::MAX))
+            || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns >= WINDOW_OPEN_MIN))
     }
 
     /// Up to where a grant holds that is taken back. What waits below it was answered by it, and may have been started:

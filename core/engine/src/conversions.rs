@@ -133,7 +133,7 @@ macro_rules! contract_conversions {
                 p99_ns: tokens.p99_ns,
             };
             let profile = |profile: $crate::policy::UnitProfile| $t::UnitProfile {
-                units: profile.units,
+                profiled: profile.units,
                 launches: profile.launches,
                 gpu_busy_ns: profile.gpu_busy_ns,
                 gaps: profile.gaps,
@@ -146,6 +146,8 @@ macro_rules! contract_conversions {
             $t::Service {
                 objective: view.objective.map(objective),
                 open_since_ns: view.open_since_ns,
+                open_deadline_ns: view.deadline_ns(),
+                open_is_token: view.open_is_token,
                 units: view.units,
                 units_within: view.units_within,
                 recent: view.recent,
@@ -202,9 +204,9 @@ macro_rules! contract_conversions {
                 argument: view.argument,
                 count: view.count,
                 mean_ns: view.mean_ns,
-                median_ns: view.median_ns,
+                p50_ns: view.p50_ns,
                 p99_ns: view.p99_ns,
-                recent_ns: view.recent_ns,
+                latest_ns: view.latest_ns,
                 turnaround_ns: view.turnaround_ns,
             };
             $t::KernelProfile {
@@ -212,9 +214,9 @@ macro_rules! contract_conversions {
                 block: profile.key.block.into(),
                 count: profile.count,
                 mean_ns: profile.mean_ns,
-                median_ns: profile.median_ns(),
+                p50_ns: profile.p50_ns(),
                 p99_ns: profile.p99_ns(),
-                recent_ns: profile.recent_ns(),
+                latest_ns: profile.latest_ns(),
                 blocks_per_sm: profile.demand.blocks_per_sm.into(),
                 registers: profile.demand.registers.into(),
                 waves_permille: profile.waves_permille(),

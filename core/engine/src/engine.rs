@@ -195,8 +195,8 @@ impl<P: Policy> Engine<P> {
             pass_offers: 0,
         };
         engine.context.world.profiles.set_sm_count(engine.config.sm_count);
+        // What it asks for is carried out with the first call: there is no time yet.
         engine.policy.start(&mut engine.context);
-        engine.carry_out(0, &mut Vec::new());
         engine
     }
 
@@ -276,6 +276,9 @@ impl<P: Policy> Engine<P> {
         let infos: Vec<_> = self.clients.values().map(|c| c.info.clone()).collect();
         for info in infos {
             self.tell(now_ns, &Event::Joined(info), out);
+        }
+        if self.high_active {
+            self.tell(now_ns, &Event::HighStarted, out);
         }
         self.tell_open_units(now_ns, out);
         self.offer_all = true;
@@ -401,6 +404,7 @@ impl<P: Policy> Engine<P> {
 
     /// Time has passed: fire timers, offer what was held until now.
     pub fn tick(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        self.carry_out(now_ns, out);
         while let Some(&std::cmp::Reverse((due, token))) = self.timer_heap.peek() {
             if due > now_ns {
                 break;
@@ -509,6 +513,7 @@ impl<P: Policy> Engine<P> {
             return;
         }
         let mut commands = std::mem::take(&mut self.context.commands);
+        let mut settles_yield = false;
         for command in commands.drain() {
             match command {
                 Command::SetTimer { delay_ns, token } => {
@@ -536,13 +541,13 @@ impl<P: Policy> Engine<P> {
                     if let Some(c) = self.clients.get_mut(client) {
                         c.yield_asked = yielded;
                     }
-                    self.settle_yield(now_ns, out);
+                    settles_yield = true;
                 }
                 Command::SetAutoYield { client, enabled, idle_ns } => {
                     if let Some(c) = self.clients.get_mut(client) {
                         c.auto_yield_ns = enabled.then_some(idle_ns);
                     }
-                    self.settle_yield(now_ns, out);
+                    settles_yield = true;
                 }
                 Command::SetUngated { client, ungated } => {
                     if let Some(c) = self.clients.get_mut(client) {
@@ -550,9 +555,16 @@ impl<P: Policy> Engine<P> {
                         self.offer_all = true;
                     }
                 }
+                Command::Reset => {
+                    self.undo_policy(out);
+                    self.offer_all = true;
+                }
             }
         }
         self.context.commands = commands;
+        if settles_yield {
+            self.settle_yield(now_ns, out);
+        }
     }
 
     /// A policy that moves one timer over and over leaves dead heap entries.

@@ -67,8 +67,8 @@ impl FormStats {
     }
 
     /// Median of the latest `RECENT_SAMPLES` launches.
-    pub fn median_ns(&self) -> u64 {
-        self.samples.median_ns()
+    pub fn p50_ns(&self) -> u64 {
+        self.samples.p50_ns()
     }
 
     /// 99th percentile of those.
@@ -77,7 +77,7 @@ impl FormStats {
     }
 
     /// GPU time of the latest measured launch; 0 if there is none.
-    pub fn recent_ns(&self) -> u64 {
+    pub fn latest_ns(&self) -> u64 {
         self.samples.latest_ns()
     }
 
@@ -237,8 +237,8 @@ impl Profile {
     }
 
     /// Median of the latest `RECENT_SAMPLES` launches; 0 if none.
-    pub fn median_ns(&self) -> u64 {
-        self.samples.median_ns()
+    pub fn p50_ns(&self) -> u64 {
+        self.samples.p50_ns()
     }
 
     /// 99th percentile of those.
@@ -247,7 +247,7 @@ impl Profile {
     }
 
     /// GPU time of the latest launch measured whole; 0 if there is none.
-    pub fn recent_ns(&self) -> u64 {
+    pub fn latest_ns(&self) -> u64 {
         self.samples.latest_ns()
     }
 }

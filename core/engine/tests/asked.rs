@@ -71,7 +71,9 @@ fn a_completion_says_what_was_measured_and_what_is_charged() {
     let seen = Arc::default();
     let (mut e, mut out) = engine(Script { seen: Arc::clone(&seen), ..Default::default() });
     let kernel = e.intern(&key("k"));
-    for (ticket, measured) in [(0, took(1, 400)), (1, None)] {
+    for (ticket, kernel, measured) in
+        [(0, kernel, took(1, 400)), (1, kernel, None), (2, None, took(3, 500))]
+    {
         e.submitted(ticket * 1_000_000, LOW, submission(ticket, kernel), &mut out);
         let end_ns = ticket * 1_000_000 + 900;
         e.progress(end_ns, LOW, 0, ticket as u32 + 1, measured, &mut out);
@@ -81,12 +83,56 @@ fn a_completion_says_what_was_measured_and_what_is_charged() {
         .events
         .iter()
         .filter_map(|event| match event {
-            Event::Completed(done) => Some((done.predicted_ns, done.measured_ns, done.charged_ns)),
+            Event::Completed(done) => {
+                Some((done.kernel, done.predicted_ns, done.measured_ns, done.charged_ns))
+            }
             _ => None,
         })
         .collect();
-    // The second was not measured: charged as predicted, not for the time until it was seen.
-    assert_eq!(times, [(0, Some(400), 400), (400, None, 400)]);
+    // The second was not measured: charged as predicted, not for the time until it was seen. The third is of a kernel
+    // without a profile: predicted like its client's launches.
+    let kernel = kernel.unwrap();
+    assert_eq!(
+        times,
+        [
+            (kernel, 0, Some(400), 400),
+            (kernel, 400, None, 400),
+            (NO_KERNEL, 400, Some(500), 500)
+        ]
+    );
+}
+
+/// Sets a timer before there is a time.
+struct SetsTimer(Arc<Mutex<Vec<u64>>>);
+
+impl Policy for SetsTimer {
+    fn subscriptions(&self) -> Subscriptions {
+        Subscriptions::TIMER
+    }
+
+    fn start(&mut self, context: &mut Context) {
+        context.commands.push(Command::SetTimer { delay_ns: 100, token: 1 });
+    }
+
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok(Decision::Run(0).into())
+    }
+
+    fn on_event(&mut self, now_ns: u64, _: &Event, _: &mut Context) -> Result<(), Fault> {
+        self.0.lock().unwrap().push(now_ns);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_timer_that_init_sets_runs_from_the_first_call() {
+    let fired = Arc::default();
+    let mut e = Engine::new(EngineConfig::default(), Box::new(SetsTimer(Arc::clone(&fired))));
+    for now_ns in [5_000, 5_099, 5_100] {
+        assert_eq!(*fired.lock().unwrap(), []);
+        e.tick(now_ns, &mut Vec::new());
+    }
+    assert_eq!(*fired.lock().unwrap(), [5_100]);
 }
 
 /// Holds one client's launches until another's end, and notes what it sees of them.

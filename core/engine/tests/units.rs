@@ -184,6 +184,19 @@ fn a_policy_that_takes_over_is_told_of_open_units() {
     assert_eq!(events.last(), Some(&open));
 }
 
+#[test]
+fn a_policy_that_takes_over_is_told_of_high_priority_activity() {
+    for is_active in [false, true] {
+        let (mut e, _, mut out) = engine();
+        e.high_activity(50, HIGH, is_active, 50, &mut out);
+        let seen = Arc::default();
+        let script = Script { seen: Arc::clone(&seen), ..Default::default() };
+        e.set_policy(60, Box::new(script), &mut out);
+        let events = seen.lock().unwrap().events.clone();
+        assert_eq!(events.contains(&Event::HighStarted), is_active, "{events:?}");
+    }
+}
+
 /// A marked unit may end long after the GPU has become idle.
 #[test]
 fn what_is_held_is_offered_when_a_unit_ends() {

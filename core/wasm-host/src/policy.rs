@@ -62,6 +62,7 @@ pub struct WasmPolicy {
     last_fault_ns: u64,
     last_fault: Option<LastFault>,
     respawns: u64,
+    told: Told,
     /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
     mute: bool,
 }
@@ -116,6 +117,7 @@ impl WasmPolicy {
             last_fault_ns: 0,
             last_fault: None,
             respawns: 0,
+            told: Told::default(),
             mute: false,
         })
     }
@@ -241,9 +243,14 @@ impl WasmPolicy {
             self.prepare(now_ns, context, joining)?;
         }
         let Some(live) = &mut self.live else { return Err(disabled()) };
+        let commands = context.commands.list().len();
         match live.call(self.call_budget, now_ns, context, call) {
             Ok(answer) => Ok(answer),
-            Err(error) => Err(self.trapped(&error, now_ns)),
+            Err(error) => {
+                // What it asked for before it failed is not done.
+                context.commands.truncate(commands);
+                Err(self.trapped(&error, now_ns))
+            }
         }
     }
 
@@ -262,17 +269,18 @@ impl WasmPolicy {
             return Err(disabled());
         }
         self.respawn(now_ns, context)?;
-        if !self.subscriptions.has(Subscriptions::MEMBERSHIP) {
-            return Ok(());
-        }
         // `joining` is about to be told of anyway.
         let clients = context.world.clients.values().filter(|view| Some(view.info.id) != joining);
-        let clients: Vec<_> = clients.map(|view| convert::client(&view.info)).collect();
-        for client in clients {
+        let joined = clients.map(|view| Event::Joined(view.info.clone()));
+        let open = self.told.open.iter().map(|&(client, since_ns, deadline_ns)| {
+            Event::UnitBegan { client, since_ns, deadline_ns }
+        });
+        let started = self.told.high_started.then_some(Event::HighStarted);
+        let events: Vec<_> = joined.chain(started).chain(open).collect();
+        for event in events.iter().filter(|event| self.subscriptions.has(event.kind())) {
             let Some(live) = &mut self.live else { break };
             let told = live.call(self.call_budget, now_ns, context, |policy, store| {
-                let Some(membership) = &policy.membership else { return Ok(()) };
-                membership.call_joined(store, now_ns, client)
+                tell(policy, store, now_ns, event)
             });
             told.map_err(|error| self.trapped(&error, now_ns))?;
         }
@@ -283,10 +291,7 @@ impl WasmPolicy {
     /// loaded.
     fn respawn(&mut self, now_ns: u64, context: &mut Context) -> Result<(), Fault> {
         let Some(mut state) = self.down.take() else { return Err(disabled()) };
-        for view in context.world.clients.values() {
-            let ungated = view.info.class == Class::High;
-            context.commands.push(Command::SetUngated { client: view.info.id, ungated });
-        }
+        context.commands.push(Command::Reset);
         state.log.now_ns = now_ns;
         state.swap(context);
         let started =
@@ -421,43 +426,74 @@ impl Policy for WasmPolicy {
             Event::Joined(client) => Some(client.id),
             _ => None,
         };
-        self.call(now_ns, context, joining, |policy, store| {
-            // What is not exported was not subscribed to.
-            let called = match event {
-                Event::HighStarted => {
-                    policy.activity.as_ref().map(|to| to.call_high_started(store, now_ns))
-                }
-                Event::HighEnded => {
-                    policy.activity.as_ref().map(|to| to.call_high_ended(store, now_ns))
-                }
-                Event::UnitBegan { client, since_ns, deadline_ns } => policy
-                    .units
-                    .as_ref()
-                    .map(|to| to.call_began(store, now_ns, *client, *since_ns, *deadline_ns)),
-                Event::UnitsEnded { client, units, took_ns } => policy
-                    .units
-                    .as_ref()
-                    .map(|to| to.call_ended(store, now_ns, *client, *units, *took_ns)),
-                Event::Completed(done) => {
-                    let done = convert::completion(done);
-                    policy.completions.as_ref().map(|to| to.call_completed(store, now_ns, done))
-                }
-                Event::Joined(info) => {
-                    let client = convert::client(info);
-                    policy.membership.as_ref().map(|to| to.call_joined(store, now_ns, client))
-                }
-                Event::Left(client) => {
-                    policy.membership.as_ref().map(|to| to.call_left(store, now_ns, *client))
-                }
-                Event::Timer(token) => {
-                    policy.timer.as_ref().map(|to| to.call_fired(store, now_ns, *token))
-                }
-            };
-            called.unwrap_or(Ok(()))
-        })?;
+        let called =
+            self.call(now_ns, context, joining, |policy, store| tell(policy, store, now_ns, event));
+        self.told.note(event);
+        called?;
         self.events += 1;
         Ok(())
     }
+}
+
+/// What an instance has been told and what still is so: a new one is told it, too.
+#[derive(Default)]
+struct Told {
+    high_started: bool,
+    /// Open units: client, when it began, and its deadline.
+    open: Vec<(u32, u64, u64)>,
+}
+
+impl Told {
+    fn note(&mut self, event: &Event) {
+        match *event {
+            Event::HighStarted => self.high_started = true,
+            Event::HighEnded => self.high_started = false,
+            Event::UnitBegan { client, since_ns, deadline_ns } => {
+                self.open.retain(|(of, ..)| *of != client);
+                self.open.push((client, since_ns, deadline_ns));
+            }
+            Event::UnitsEnded { client, .. } | Event::Left(client) => {
+                self.open.retain(|(of, ..)| *of != client);
+            }
+            Event::Completed(_) | Event::Joined(_) | Event::Timer(_) => {}
+        }
+    }
+}
+
+/// Tell an instance of an event, if it exports the event's interface.
+fn tell(
+    policy: &Exports,
+    store: &mut wasmtime::Store<HostState>,
+    now_ns: u64,
+    event: &Event,
+) -> wasmtime::Result<()> {
+    let called = match event {
+        Event::HighStarted => {
+            policy.activity.as_ref().map(|to| to.call_high_started(store, now_ns))
+        }
+        Event::HighEnded => policy.activity.as_ref().map(|to| to.call_high_ended(store, now_ns)),
+        Event::UnitBegan { client, since_ns, deadline_ns } => policy
+            .units
+            .as_ref()
+            .map(|to| to.call_began(store, now_ns, *client, *since_ns, *deadline_ns)),
+        Event::UnitsEnded { client, units, took_ns } => policy
+            .units
+            .as_ref()
+            .map(|to| to.call_ended(store, now_ns, *client, *units, *took_ns)),
+        Event::Completed(done) => {
+            let done = convert::completion(done);
+            policy.completions.as_ref().map(|to| to.call_completed(store, now_ns, done))
+        }
+        Event::Joined(info) => {
+            let client = convert::client(info);
+            policy.membership.as_ref().map(|to| to.call_joined(store, now_ns, client))
+        }
+        Event::Left(client) => {
+            policy.membership.as_ref().map(|to| to.call_left(store, now_ns, *client))
+        }
+        Event::Timer(token) => policy.timer.as_ref().map(|to| to.call_fired(store, now_ns, *token)),
+    };
+    called.unwrap_or(Ok(()))
 }
 
 /// Why the first instance was not started.

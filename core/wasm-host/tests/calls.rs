@@ -196,7 +196,7 @@ fn services_can_be_read_and_units_arrive() {
         profile: None,
     });
     bench.context.world.clients.insert(1, view.clone());
-    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(298_765_040_953)));
+    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(298_765_047_953)));
     let tokens = TokensView {
         tpot_ns: 7,
         count: 6,
@@ -208,7 +208,7 @@ fn services_can_be_read_and_units_arrive() {
     };
     view.service.as_mut().unwrap().tokens = Some(tokens);
     bench.context.world.clients.insert(1, view.clone());
-    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(1_234_567_298_765_040_953)));
+    assert_eq!(bench.decide(kernel::SERVED), Ok(Decision::Hold(1_234_567_298_765_047_953)));
 
     let profile = UnitProfile {
         units: 1,

@@ -171,13 +171,31 @@ fn a_new_instance_is_told_of_the_clients_and_finds_the_core_as_new() {
     assert!(bench.decide(kernel::UNREACHABLE).is_err());
     assert_eq!(bench.commands(), []);
     assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(13)));
-    assert_eq!(
-        bench.commands(),
-        [
-            Command::SetUngated { client: 1, ungated: false },
-            Command::SetUngated { client: 3, ungated: true },
-        ]
-    );
+    assert_eq!(bench.commands(), [Command::Reset]);
+}
+
+#[test]
+fn a_new_instance_is_told_of_high_priority_activity_and_open_units() {
+    let mut bench = Bench::new(chaos());
+    bench.join(1, Class::High).unwrap();
+    bench.tell(Event::UnitBegan { client: 1, since_ns: 4, deadline_ns: 50 }).unwrap();
+    let units = bench.decide(kernel::UNITS).unwrap();
+    assert!(bench.decide(kernel::UNREACHABLE).is_err());
+    assert_eq!(bench.decide(kernel::UNITS), Ok(units));
+    assert_eq!(bench.decide(kernel::DONE), Ok(Decision::Hold(0)));
+    bench.tell(Event::HighStarted).unwrap();
+    bench.tell(Event::UnitsEnded { client: 1, units: 0, took_ns: 0 }).unwrap();
+    assert!(bench.decide(kernel::UNREACHABLE).is_err());
+    assert_ne!(bench.decide(kernel::UNITS), Ok(units));
+    assert_ne!(bench.decide(kernel::DONE), Ok(Decision::Hold(0)));
+}
+
+#[test]
+fn nothing_that_a_failed_call_asked_for_is_done() {
+    let mut bench = Bench::new(chaos());
+    bench.context.commands.push(Command::RevokeLease(99));
+    assert!(bench.decide(kernel::COMMANDS_AND_TRAP).is_err());
+    assert_eq!(bench.commands(), [Command::RevokeLease(99)]);
 }
 
 #[test]
@@ -196,7 +214,7 @@ fn a_new_instance_asks_for_the_same_in_init() {
     assert!(bench.decide(kernel::UNREACHABLE).is_err());
     assert!(bench.decide(kernel::GOOD).is_ok());
     let commands = bench.commands();
-    assert_eq!(commands, common::COMMANDS);
+    assert_eq!((commands[0], &commands[1..]), (Command::Reset, &common::COMMANDS[..]));
 }
 
 #[test]

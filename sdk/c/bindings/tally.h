@@ -267,11 +267,11 @@ typedef struct tally_policy_kernels_form_profile_t {
   // A running mean, in which a launch weighs at least 1/64.
   uint64_t   mean_ns;
   // Median of the latest RECENT-SAMPLES launches.
-  uint64_t   median_ns;
+  uint64_t   p50_ns;
   // 99th percentile of those: with so few, the largest.
   uint64_t   p99_ns;
   // The latest launch.
-  uint64_t   recent_ns;
+  uint64_t   latest_ns;
   // Median of the latest 32 times from being asked to yield to having yielded, or UNKNOWN.
   uint64_t   turnaround_ns;
 } tally_policy_kernels_form_profile_t;
@@ -287,7 +287,7 @@ typedef struct {
   size_t len;
 } tally_policy_kernels_list_form_profile_t;
 
-// A kernel. `count` to `recent-ns` are about launches that ran whole, as in `form-profile`. What it demands,
+// A kernel. `count` to `latest-ns` are about launches that ran whole, as in `form-profile`. What it demands,
 // `blocks-per-sm` to `waves-permille`, is known once its first launch was made, and never of graphs and cooperative
 // launches.
 typedef struct tally_policy_kernels_kernel_profile_t {
@@ -295,9 +295,9 @@ typedef struct tally_policy_kernels_kernel_profile_t {
   tally_tuple3_u32_u32_u32_t   block;
   uint64_t   count;
   uint64_t   mean_ns;
-  uint64_t   median_ns;
+  uint64_t   p50_ns;
   uint64_t   p99_ns;
-  uint64_t   recent_ns;
+  uint64_t   latest_ns;
   // Blocks of it that one SM holds at once, with the dynamic shared memory that a client's first launch had, or UNKNOWN.
   uint32_t   blocks_per_sm;
   // Registers of a thread, or UNKNOWN.

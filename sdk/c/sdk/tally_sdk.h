@@ -34,11 +34,13 @@ typedef exports_tally_policy_scheduler_answer_t tally_answer;
 #define TALLY_HOLD_UNTIL_CHANGE UINT64_MAX
 /* A window that holds nothing back. */
 #define TALLY_WINDOW_OPEN UINT64_MAX
+/* A decision without a reason. */
+#define TALLY_NO_REASON 0
 /* The slack while no client with an objective has a unit open. */
 #define TALLY_NO_UNIT_OPEN INT64_MAX
 /* Units of work, or tokens, behind a service's `recent`, `p50_ns` and `p99_ns`. */
 #define TALLY_RECENT_UNITS 256
-/* Launches behind a `median_ns` and a `p99_ns`. */
+/* Launches behind a `p50_ns` and a `p99_ns`. */
 #define TALLY_RECENT_SAMPLES 32
 
 /* A text of the program as the bindings want it. */

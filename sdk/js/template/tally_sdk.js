@@ -24,11 +24,15 @@ export const NO_KERNEL = 0xffff_ffff;
 export const NEVER = 2 ** 64;
 // Hold for as long as the core allows: until something changes. (Exact in a number, and longer than any hold.)
 export const HOLD_UNTIL_CHANGE = 2 ** 53 - 1;
+// A window that holds nothing back. (As `HOLD_UNTIL_CHANGE`.)
+export const WINDOW_OPEN = 2 ** 53 - 1;
+// A decision without a reason.
+export const NO_REASON = 0;
 // The slack while no client with an objective has a unit open.
 export const NO_UNIT_OPEN = 2 ** 63;
 // Units of work, or tokens, behind a service's `recent`, `p50Ns` and `p99Ns`.
 export const RECENT_UNITS = 256;
-// Launches behind a `medianNs` and a `p99Ns`.
+// Launches behind a `p50Ns` and a `p99Ns`.
 export const RECENT_SAMPLES = 32;
 
 // Answers: what `decide` returns. A reason is a number that `define` of `tally:policy/reasons` gives a text.

@@ -33,9 +33,10 @@ NOT_MEASURED = 0  # `measured_ns` of a launch whose GPU time could not be told f
 NO_KERNEL = 2**32 - 1  # the kernel id of all kernels beyond those that the core tells apart
 HOLD_UNTIL_CHANGE = 2**64 - 1  # hold for as long as the core allows
 WINDOW_OPEN = 2**64 - 1  # a window that holds nothing back
+NO_REASON = 0  # a decision without a reason
 NO_UNIT_OPEN = 2**63 - 1  # the slack while no client with an objective has a unit open
 RECENT_UNITS = 256  # units of work, or tokens, behind a service's `recent`, `p50_ns` and `p99_ns`
-RECENT_SAMPLES = 32  # launches behind a `median_ns` and a `p99_ns`
+RECENT_SAMPLES = 32  # launches behind a `p50_ns` and a `p99_ns`
 
 
 # Answers: what `decide` returns. A reason is a number that `reasons.define` gives a text.

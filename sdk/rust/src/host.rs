@@ -54,23 +54,23 @@ impl Counter {
     }
 }
 
-/// A value that can go up and down, shown likewise; 0 at first.
+/// A value that can go up and down, shown likewise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gauge {
     gauge: u32,
-    shown: i64,
+    /// Nothing yet by this instance: what one before it showed stays.
+    shown: Option<i64>,
 }
 
 impl Gauge {
     /// The gauge of this name, made at first use; counted with the counters.
     pub fn new(name: &str) -> Self {
-        Gauge { gauge: core::gauge(name), shown: 0 }
+        Gauge { gauge: core::gauge(name), shown: None }
     }
 
     /// Show this value from now on. Calls the core only if that is another one.
     pub fn set(&mut self, value: i64) {
-        if value != self.shown {
-            self.shown = value;
+        if self.shown.replace(value) != Some(value) {
             core::gauge_set(self.gauge, value);
         }
     }
@@ -81,7 +81,7 @@ pub fn define_reason(reason: u8, text: &str) {
     core::define_reason(reason, text);
 }
 
-/// All connected clients: who waits since when, what they have in flight and have used. None during `init`.
+/// All connected clients: who waits since when, what they have in flight and have used.
 pub fn clients() -> Vec<ClientState> {
     core::clients()
 }

@@ -102,7 +102,7 @@ pub const HOLD_UNTIL_CHANGE: u64 = u64::MAX;
 pub const WINDOW_OPEN: u64 = u64::MAX;
 /// A decision without a reason.
 pub const NO_REASON: u8 = 0;
-/// Launches behind a `median_ns` and a `p99_ns`.
+/// Launches behind a `p50_ns` and a `p99_ns`.
 pub const RECENT_SAMPLES: usize = 32;
 /// Units of work, or tokens, behind a [`Service`]'s `recent`, `p50_ns` and `p99_ns`.
 pub const RECENT_UNITS: usize = 256;

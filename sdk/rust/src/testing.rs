@@ -66,6 +66,8 @@ pub fn service(slo_ns: Option<u64>) -> Service {
     Service {
         objective: slo_ns.map(|slo_ns| Objective { slo_ns, percentile: 99.0 }),
         open_since_ns: NEVER,
+        open_deadline_ns: NEVER,
+        open_is_token: false,
         units: 0,
         units_within: 0,
         recent: 0,
@@ -90,9 +92,9 @@ pub fn kernel(blocks: u32) -> KernelProfile {
         block: (256, 1, 1),
         count: 0,
         mean_ns: 0,
-        median_ns: 0,
+        p50_ns: 0,
         p99_ns: 0,
-        recent_ns: 0,
+        latest_ns: 0,
         blocks_per_sm: 0,
         registers: 0,
         waves_permille: 0,
@@ -248,10 +250,9 @@ pub(crate) mod double {
 
     pub fn slack_ns(now_ns: u64) -> i64 {
         let slack = |service: &Service| {
-            let slo_ns = service.objective?.slo_ns;
-            let open_since_ns = Some(service.open_since_ns).filter(|ns| *ns != NEVER)?;
-            let end_ns = now_ns.max(open_since_ns + service.p50_ns);
-            Some((open_since_ns + slo_ns) as i64 - end_ns as i64)
+            let deadline_ns = Some(service.open_deadline_ns).filter(|ns| *ns != NEVER)?;
+            let end_ns = now_ns.max(service.open_since_ns + service.p50_ns);
+            Some(deadline_ns as i64 - end_ns as i64)
         };
         CORE.with_borrow(|core| {
             let services = core.services.iter().filter_map(|(_, service)| slack(service));

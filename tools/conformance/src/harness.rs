@@ -485,6 +485,14 @@ impl Harness {
                     }
                     Some(client)
                 }
+                Command::Reset => {
+                    self.timers.clear();
+                    self.leases.clear();
+                    let clients = self.context.world.clients.values();
+                    let high = clients.filter(|view| view.info.class == Class::High);
+                    self.ungated = high.map(|view| view.info.id).collect();
+                    None
+                }
                 Command::SetWindow { client, .. }
                 | Command::SetYield { client, .. }
                 | Command::SetAutoYield { client, .. } => Some(client),

@@ -139,7 +139,7 @@ impl<'a> Bytes<'a> {
 
     fn view(&mut self) -> Result<KernelView> {
         let (count, mean_ns) = (self.u64()?, self.u64()?);
-        let (median_ns, p99_ns, recent_ns) = (self.u64()?, self.u64()?, self.u64()?);
+        let (p50_ns, p99_ns, latest_ns) = (self.u64()?, self.u64()?, self.u64()?);
         let waves_permille = self.u64()?;
         let mut demanded = || {
             u16::try_from(self.u32()?).map_err(|_| Malformed("a kernel demands more than it can"))
@@ -169,9 +169,9 @@ impl<'a> Bytes<'a> {
                 argument: self.u32()?,
                 count: self.u64()?,
                 mean_ns: self.u64()?,
-                median_ns: self.u64()?,
+                p50_ns: self.u64()?,
                 p99_ns: self.u64()?,
-                recent_ns: self.u64()?,
+                latest_ns: self.u64()?,
                 turnaround_ns: self.u64()?,
             };
             if forms.last().is_some_and(|f| (f.form, f.argument) >= (form.form, form.argument)) {
@@ -182,9 +182,9 @@ impl<'a> Bytes<'a> {
         Ok(KernelView {
             count,
             mean_ns,
-            median_ns,
+            p50_ns,
             p99_ns,
-            recent_ns,
+            latest_ns,
             demand,
             waves_permille,
             transformation,
@@ -193,7 +193,7 @@ impl<'a> Bytes<'a> {
     }
 
     fn commands(&mut self) -> Result<Vec<Command>> {
-        let count = self.count(5)?;
+        let count = self.count(1)?;
         if count > COMMANDS_MAX {
             return Err(Malformed("more commands than a call can give"));
         }
@@ -210,6 +210,7 @@ impl<'a> Bytes<'a> {
                     idle_ns: self.u64()?,
                 },
                 5 => Command::SetUngated { client: self.u32()?, ungated: self.flag()? },
+                6 => Command::Reset,
                 _ => return Err(Malformed("an unknown command")),
             });
         }

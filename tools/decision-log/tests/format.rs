@@ -46,6 +46,7 @@ fn command() -> impl Strategy<Value = Command> {
             idle_ns
         }),
         (c, b).prop_map(|(client, ungated)| Command::SetUngated { client, ungated }),
+        Just(Command::Reset),
     ]
 }
 
@@ -128,9 +129,9 @@ fn view() -> impl Strategy<Value = KernelView> {
     (numbers, transformation, forms).prop_map(|((n, demand), transformation, forms)| KernelView {
         count: n[0],
         mean_ns: n[1],
-        median_ns: n[2],
+        p50_ns: n[2],
         p99_ns: n[3],
-        recent_ns: n[4],
+        latest_ns: n[4],
         demand: Demand { blocks_per_sm: demand[0], registers: demand[1] },
         waves_permille: n[5],
         transformation,
@@ -141,9 +142,9 @@ fn view() -> impl Strategy<Value = KernelView> {
                 argument,
                 count: n[0],
                 mean_ns: n[1],
-                median_ns: n[2],
+                p50_ns: n[2],
                 p99_ns: n[3],
-                recent_ns: n[4],
+                latest_ns: n[4],
                 turnaround_ns: n[5],
             })
             .collect(),

@@ -2,7 +2,7 @@
 
 use super::{Action, Engine};
 use crate::client::{InFlight, Measured};
-use crate::policy::{Class, ClientId, Completion, Event, Form, Policy, Subscriptions};
+use crate::policy::{Class, ClientId, Completion, Event, Form, NO_KERNEL, Policy, Subscriptions};
 
 /// Launches looked at beyond those that one call may end. Those that are done share the time; a client may have thousands.
 const LOOKED_AHEAD: usize = 256;
@@ -114,17 +114,17 @@ impl<P: Policy> Engine<P> {
                         profiles.record_form_contended(kernel, form, f.argument, ns);
                     }
                 }
-                if tells {
-                    told.push(Event::Completed(Completion {
-                        client,
-                        kernel,
-                        form: f.form,
-                        argument: f.argument,
-                        predicted_ns: f.predicted_ns,
-                        measured_ns: took_ns,
-                        charged_ns,
-                    }));
-                }
+            }
+            if tells {
+                told.push(Event::Completed(Completion {
+                    client,
+                    kernel: f.kernel.unwrap_or(NO_KERNEL),
+                    form: f.form,
+                    argument: f.argument,
+                    predicted_ns: f.predicted_ns,
+                    measured_ns: took_ns,
+                    charged_ns,
+                }));
             }
         }
         c.moved(now_ns);

@@ -23,8 +23,8 @@ impl Samples {
     }
 
     /// A full ring with these figures, if any has them.
-    pub fn telling(median_ns: u64, p99_ns: u64, latest_ns: u64) -> Self {
-        let mut samples = Samples::repeated(median_ns, RECENT_SAMPLES as u64 - 2);
+    pub fn telling(p50_ns: u64, p99_ns: u64, latest_ns: u64) -> Self {
+        let mut samples = Samples::repeated(p50_ns, RECENT_SAMPLES as u64 - 2);
         samples.push(p99_ns);
         samples.push(latest_ns);
         samples
@@ -58,7 +58,7 @@ impl Samples {
     }
 
     /// Median of the ring; the lower one of two, 0 if it is empty.
-    pub fn median_ns(&self) -> u64 {
+    pub fn p50_ns(&self) -> u64 {
         self.median_of_ns(RECENT_SAMPLES)
     }
 
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn figures_are_of_the_latest_samples_only() {
         let mut samples = Samples::default();
-        let figures = |s: &Samples| (s.median_ns(), s.p99_ns(), s.latest_ns());
+        let figures = |s: &Samples| (s.p50_ns(), s.p99_ns(), s.latest_ns());
         assert_eq!(figures(&samples), (0, 0, 0));
         samples.push(9);
         assert_eq!(figures(&samples), (9, 9, 9));

@@ -16,9 +16,9 @@ impl Profile {
         KernelView {
             count: self.count,
             mean_ns: self.mean_ns,
-            median_ns: self.median_ns(),
+            p50_ns: self.p50_ns(),
             p99_ns: self.p99_ns(),
-            recent_ns: self.recent_ns(),
+            latest_ns: self.latest_ns(),
             demand: self.demand,
             waves_permille: self.waves_permille,
             transformation: self.transformation,
@@ -33,9 +33,9 @@ impl Profile {
             argument,
             count: stats.count,
             mean_ns: stats.mean_ns,
-            median_ns: stats.median_ns(),
+            p50_ns: stats.p50_ns(),
             p99_ns: stats.p99_ns(),
-            recent_ns: stats.recent_ns(),
+            latest_ns: stats.latest_ns(),
             turnaround_ns: stats.turnaround_ns(),
         })
     }
@@ -92,12 +92,12 @@ impl Profiles {
         }
         (p.count, p.mean_ns, p.predicted_ns) = (view.count, view.mean_ns, view.mean_ns);
         p.contended = false;
-        p.samples = Samples::telling(view.median_ns, view.p99_ns, view.recent_ns);
+        p.samples = Samples::telling(view.p50_ns, view.p99_ns, view.latest_ns);
         (p.demand, p.waves_permille) = (view.demand, view.waves_permille);
         p.transformation = view.transformation;
         p.forms.clear();
         for f in &view.forms {
-            let samples = Samples::telling(f.median_ns, f.p99_ns, f.recent_ns);
+            let samples = Samples::telling(f.p50_ns, f.p99_ns, f.latest_ns);
             let mut stats =
                 FormStats { count: f.count, mean_ns: f.mean_ns, samples, ..Default::default() };
             if f.turnaround_ns > 0 {

@@ -50,6 +50,8 @@ pub mod kernel {
     pub const TIMERS: u32 = 31;
     pub const METRICS: u32 = 32;
     pub const LOG: u32 = 33;
+    /// Asks for `COMMANDS`, then traps.
+    pub const COMMANDS_AND_TRAP: u32 = 35;
     pub const LOG_LONG: u32 = 50;
     pub const CLIENTS_FOREVER: u32 = 51;
 }

@@ -109,6 +109,11 @@ impl Policy for Chaos {
                 }
                 Decision::Run(0)
             }
+            35 => {
+                commands();
+                trap();
+                Decision::Run(0)
+            }
             // Leaks a little.
             40 => {
                 std::mem::forget(black_box(Box::new([self.decides; 8])));
@@ -313,9 +318,9 @@ fn described() -> u64 {
     let kernel = host::kernel_profile(0).map_or(0, |kernel| {
         kernel.count * 10_000
             + u64::from(kernel.grid.0) * 100_000
-            + kernel.median_ns
+            + kernel.p50_ns
             + kernel.p99_ns
-            + kernel.recent_ns
+            + kernel.latest_ns
             + 10_000_000 * u64::from(kernel.blocks_per_sm)
             + 100_000_000 * u64::from(kernel.registers)
             + 1_000_000_000 * kernel.waves_permille
@@ -328,7 +333,10 @@ fn described() -> u64 {
 fn served() -> u64 {
     let Some(it) = host::service(1) else { return 0 };
     let (slo_ns, percentile) = it.objective.map_or((0, 0.0), |o| (o.slo_ns, o.percentile));
-    let times = slo_ns + 10 * (percentile as u64) + 10_000 * it.open_since_ns;
+    let times = slo_ns
+        + 10 * (percentile as u64)
+        + 1_000 * it.open_deadline_ns
+        + 10_000 * it.open_since_ns;
     times
         + 1_000_000 * it.units
         + 10_000_000 * it.units_within
@@ -342,7 +350,7 @@ fn served() -> u64 {
 /// All figures of the latest profiled unit of client 1, each in decimal digits of its own; 0 if there is none.
 fn profiled() -> u64 {
     let Some(it) = host::service(1).and_then(|service| service.profile) else { return 0 };
-    it.units
+    it.profiled
         + 10 * u64::from(it.launches)
         + 100 * it.gpu_busy_ns
         + 1_000 * u64::from(it.gaps)

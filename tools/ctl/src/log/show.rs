@@ -239,14 +239,14 @@ fn value(record: &Record, context: &Context) -> Value {
         }}),
         Record::Profile { id, view } => json!({"profile": {
             "id": id, "name": name(context, *id), "count": view.count, "mean_ns": view.mean_ns,
-            "median_ns": view.median_ns, "p99_ns": view.p99_ns, "recent_ns": view.recent_ns,
+            "p50_ns": view.p50_ns, "p99_ns": view.p99_ns, "latest_ns": view.latest_ns,
             "blocks_per_sm": view.demand.blocks_per_sm, "registers": view.demand.registers,
             "waves_permille": view.waves_permille,
             "transformation": format!("{:?}", view.transformation),
             "forms": view.forms.iter().map(|f| json!({
                 "form": form(f.form), "argument": f.argument,
-                "count": f.count, "mean_ns": f.mean_ns, "median_ns": f.median_ns,
-                "p99_ns": f.p99_ns, "recent_ns": f.recent_ns, "turnaround_ns": f.turnaround_ns,
+                "count": f.count, "mean_ns": f.mean_ns, "p50_ns": f.p50_ns,
+                "p99_ns": f.p99_ns, "latest_ns": f.latest_ns, "turnaround_ns": f.turnaround_ns,
             })).collect::<Vec<_>>(),
         }}),
         Record::Client(c) => json!({"client": {

@@ -110,7 +110,7 @@ impl Encoder<'_> {
         for f in forms {
             self.form(f.form);
             self.u32(f.argument);
-            for n in [f.count, f.mean_ns, f.median_ns, f.p99_ns, f.recent_ns, f.turnaround_ns] {
+            for n in [f.count, f.mean_ns, f.p50_ns, f.p99_ns, f.latest_ns, f.turnaround_ns] {
                 self.u64(n);
             }
         }
@@ -128,13 +128,13 @@ impl Encoder<'_> {
     /// [`Record::Profile`], of the engine's own table.
     pub fn profile(&mut self, id: KernelId, p: &Profile) {
         let waves = p.waves_permille();
-        let figures = [p.count, p.mean_ns, p.median_ns(), p.p99_ns(), p.recent_ns(), waves];
+        let figures = [p.count, p.mean_ns, p.p50_ns(), p.p99_ns(), p.latest_ns(), waves];
         self.figures(id, figures, p.demand, p.transformation);
         self.forms(p.form_views());
     }
 
     pub fn view(&mut self, id: KernelId, v: &KernelView) {
-        let figures = [v.count, v.mean_ns, v.median_ns, v.p99_ns, v.recent_ns, v.waves_permille];
+        let figures = [v.count, v.mean_ns, v.p50_ns, v.p99_ns, v.latest_ns, v.waves_permille];
         self.figures(id, figures, v.demand, v.transformation);
         self.forms(v.forms.iter().copied());
     }
@@ -253,6 +253,7 @@ impl Encoder<'_> {
                     self.u32(client);
                     self.u8(ungated.into());
                 }
+                Command::Reset => self.u8(6),
             }
         }
     }
