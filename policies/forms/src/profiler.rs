@@ -185,7 +185,7 @@ impl Entry {
         candidate.is_settled |= figures.count >= settings.samples.into();
         if figures.count > 0 {
             // A median: a slow first launch is not in it either.
-            candidate.time_ns = figures.median_ns.max(1);
+            candidate.time_ns = figures.p50_ns.max(1);
         }
         match candidate.form {
             Decision::Sliced(_) => candidate.turnaround_ns = slice_ns(&candidate),

@@ -223,6 +223,6 @@ fn limited_only_ns(launch: &Launch) -> Option<u64> {
     let profile = host::kernel_profile(launch.kernel)?;
     let limited = |form: &&tally_sdk::FormProfile| form.form == Form::SmLimited && form.count > 0;
     let form = profile.forms.iter().find(limited)?;
-    let ns = form.median_ns.saturating_sub(HOP_NS);
+    let ns = form.p50_ns.saturating_sub(HOP_NS);
     Some(scaled(ns, form.argument.into(), launch.sms().into()).max(1))
 }

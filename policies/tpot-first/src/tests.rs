@@ -206,9 +206,9 @@ fn a_kernel_that_only_ever_ran_limited_is_known_by_that() {
         argument: 32,
         count: 1,
         mean_ns: 0,
-        median_ns: 85 * US,
+        p50_ns: 85 * US,
         p99_ns: 0,
-        recent_ns: 0,
+        latest_ns: 0,
         turnaround_ns: 0,
     };
     let profile = tally_sdk::KernelProfile { forms: vec![form], ..testing::kernel(4_096) };

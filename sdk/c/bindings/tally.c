@@ -415,7 +415,7 @@ bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_pol
 
 bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_policy_services_service_t *ret) {
   __attribute__((__aligned__(8)))
-  uint8_t ret_area[208];
+  uint8_t ret_area[224];
   uint8_t *ptr = (uint8_t *) &ret_area;
   __wasm_import_tally_policy_services_get((int32_t) (client), ptr);
   tally_policy_services_option_service_t option2;
@@ -442,7 +442,7 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
         }
       }
       tally_policy_services_option_tokens_t option0;
-      switch ((int32_t) *((uint8_t*) (ptr + 80))) {
+      switch ((int32_t) *((uint8_t*) (ptr + 96))) {
         case 0: {
           option0.is_some = false;
           break;
@@ -450,19 +450,19 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
         case 1: {
           option0.is_some = true;
           option0.val = (tally_policy_services_tokens_t) {
-            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 88))),
-            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 96))),
             (uint64_t) (uint64_t) (*((int64_t*) (ptr + 104))),
-            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 112))),
-            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 116))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 112))),
             (uint64_t) (uint64_t) (*((int64_t*) (ptr + 120))),
-            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 128))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 128))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 132))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 136))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 144))),
           };
           break;
         }
       }
       tally_policy_services_option_unit_profile_t option1;
-      switch ((int32_t) *((uint8_t*) (ptr + 136))) {
+      switch ((int32_t) *((uint8_t*) (ptr + 152))) {
         case 0: {
           option1.is_some = false;
           break;
@@ -470,15 +470,15 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
         case 1: {
           option1.is_some = true;
           option1.val = (tally_policy_services_unit_profile_t) {
-            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 144))),
-            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 152))),
             (uint64_t) (uint64_t) (*((int64_t*) (ptr + 160))),
             (uint32_t) (uint32_t) (*((int32_t*) (ptr + 168))),
             (uint64_t) (uint64_t) (*((int64_t*) (ptr + 176))),
-            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 184))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 184))),
             (uint64_t) (uint64_t) (*((int64_t*) (ptr + 192))),
-            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 200))),
-            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 204))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 200))),
+            (uint64_t) (uint64_t) (*((int64_t*) (ptr + 208))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 216))),
+            (uint32_t) (uint32_t) (*((int32_t*) (ptr + 220))),
           };
           break;
         }
@@ -488,11 +488,13 @@ bool tally_policy_services_get(tally_policy_services_client_id_t client, tally_p
         (tally_policy_services_option_objective_t) option,
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 32))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 40))),
-        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 48))),
-        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 56))),
-        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 60))),
+        (bool) (int32_t) *((uint8_t*) (ptr + 48)),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 56))),
         (uint64_t) (uint64_t) (*((int64_t*) (ptr + 64))),
-        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 72))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 72))),
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + 76))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 80))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + 88))),
         (tally_policy_services_option_tokens_t) option0,
         (tally_policy_services_option_unit_profile_t) option1,
       };

@@ -102,6 +102,8 @@ typedef tally_policy_types_client_id_t tally_policy_clients_client_id_t;
 
 typedef tally_policy_types_priority_class_t tally_policy_clients_priority_class_t;
 
+// What is about launches, `waiting-since-ns` to `charged-ns` and `backlogged-ns`, is about gated ones: of a client
+// that is ungated it does not move.
 typedef struct tally_policy_clients_client_state_t {
   tally_policy_clients_client_id_t   id;
   tally_policy_clients_priority_class_t   class_;
@@ -111,7 +113,7 @@ typedef struct tally_policy_clients_client_state_t {
   uint64_t   waiting_since_ns;
   // Launches granted and not finished.
   uint32_t   in_flight;
-  // Their predicted GPU time.
+  // What they count in its window, as in `launch.in-flight-ns`.
   uint64_t   in_flight_ns;
   // GPU time of its finished launches so far, as far as it was measured.
   uint64_t   measured_ns;
@@ -170,8 +172,8 @@ typedef struct tally_policy_services_tokens_t {
 // where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
 // no profile.
 typedef struct tally_policy_services_unit_profile_t {
-  // Profiled units, this one included.
-  uint64_t   units;
+  // How many units were profiled, this one included.
+  uint64_t   profiled;
   // A CUDA graph is one.
   uint32_t   launches;
   // GPU time in which its launches ran.
@@ -208,9 +210,13 @@ typedef struct tally_policy_services_service_t {
   tally_policy_services_option_objective_t   objective;
   // When the open unit began, or NEVER.
   uint64_t   open_since_ns;
-  // Units that ended since the client joined.
+  // When it misses its objective, or NEVER.
+  uint64_t   open_deadline_ns;
+  // The objective for tokens is one of its.
+  bool   open_is_token;
+  // Units that ended since the client joined, or since it marked its first request.
   uint64_t   units;
-  // Those of them that kept the objective; 0 without one.
+  // Those of them that kept the objective of their time.
   uint64_t   units_within;
   // Latest units, at most RECENT-UNITS. They begin anew with another objective.
   uint32_t   recent;
@@ -257,10 +263,11 @@ typedef struct tally_policy_kernels_transformation_t {
 // It is not possible (the kernel may still run SM-limited), and why.
 #define TALLY_POLICY_KERNELS_TRANSFORMATION_WHOLE_ONLY 4
 
-// Launches that nothing disturbed, in one form.
+// Launches in one form that nothing disturbed. Before there is one, the shortest beside other clients' work; `count`
+// may fall when the first comes.
 typedef struct tally_policy_kernels_form_profile_t {
   tally_policy_kernels_form_t   form;
-  // Blocks (kernel nodes) of a slice, or SMs; else 0.
+  // Blocks (kernel nodes) of a slice, or SMs, as decided; else 0.
   uint32_t   argument;
   // How many of its launches were measured.
   uint64_t   count;
@@ -365,7 +372,8 @@ typedef uint8_t exports_tally_policy_scheduler_forms_offered_t;
 typedef struct exports_tally_policy_scheduler_launch_t {
   uint64_t   now_ns;
   exports_tally_policy_scheduler_client_id_t   client;
-  // NO-KERNEL if the core's table of kernels is full, so that this kernel has no profile.
+  // NO-KERNEL if the core's table of kernels is full, or its client's share of it is used up: this kernel has no
+  // profile.
   exports_tally_policy_scheduler_kernel_id_t   kernel;
   exports_tally_policy_scheduler_launch_state_t   state;
   exports_tally_policy_scheduler_forms_offered_t   offered;
@@ -375,11 +383,13 @@ typedef struct exports_tally_policy_scheduler_launch_t {
   uint32_t   block_threads;
   // Dynamic shared memory of a block.
   uint32_t   shared_bytes;
-  // GPU time that it is expected to take whole, the median of the kernel's latest 9 launches; or UNKNOWN.
+  // GPU time that it is expected to take whole: the median of the kernel's latest 9 launches, without a kernel the
+  // mean of its client's launches; or UNKNOWN.
   uint64_t   predicted_ns;
   // How long this launch has waited for its decision.
   uint64_t   waited_ns;
-  // Predicted GPU time of this client's unfinished launches.
+  // What this client's unfinished launches count in its window: their predicted GPU time; of sliced and preemptible
+  // ones the time until they have yielded; 0 if UNKNOWN.
   uint64_t   in_flight_ns;
   // Time since the last high-priority activity ended; 0 while there is some; NEVER if there was none.
   uint64_t   high_idle_ns;
@@ -409,13 +419,15 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // Run it whole. The number is a lease: so many further launches of this client start without being asked about,
 // until they are used up or `control.revoke-lease` ends them. 0: just this one.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN 0
-// Not now. Offered again after so many nanoseconds (at most `engine.hold_ms_max`, 1 s by default), and earlier
-// whenever high-priority activity starts or ends, a client joins or leaves, a timer of this policy fires, or a unit
-// ends that this policy is told of (`units`).
+// Not now, and none of the client's launches behind it. Offered again after so many nanoseconds (at least 1 us, at
+// most `engine.hold_ms_max`, 1 s by default), and earlier whenever high-priority activity starts or ends, a client
+// joins or leaves, a timer of this policy fires, a unit ends that this policy is told of (`units`), or a window, a
+// floor, the policy, or who is ungated changes.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD 1
 // As `hold`, and also offered again when a launch of another best-effort client ends.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD_UNTIL_COMPLETION 2
-// Run it sliced, in launches of so many blocks each (at least 1). Of a CUDA graph: so many kernel nodes each.
+// Run it sliced, in launches of so many blocks each (at least 1), of more if there would be too many of them or
+// its clusters ask for it. Of a CUDA graph: so many kernel nodes each.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SLICED 3
 // Run it preemptible.
 // 
@@ -425,7 +437,8 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // 32 us of its predicted time (2 to 32 slices), if its kernel can be sliced by block offset and
 // has no clusters. `completion.form` and `form-profile.form` still say `preemptible`.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_PREEMPTIBLE 4
-// Run it on so many SMs (at least 1).
+// Run it on at most so many SMs (at least 1): on the largest of the core's partitions of the SMs
+// (`sm_limits.reserve_sms`) that has no more, else on the smallest, which has more.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SM_LIMITED 5
 
 // A decision, and why.
@@ -471,7 +484,7 @@ extern void tally_policy_metrics_gauge_set(uint32_t gauge, int64_t value);
 extern void tally_policy_reasons_define(uint8_t reason, tally_string_t *text);
 
 // Imported Functions from `tally:policy/clients@0.1.0`
-// All connected clients, in order of their ids. None during `init`.
+// All connected clients, in order of their ids.
 extern void tally_policy_clients_all(tally_policy_clients_list_client_state_t *ret);
 extern bool tally_policy_clients_get(tally_policy_clients_client_id_t client, tally_policy_clients_client_state_t *ret);
 
@@ -483,14 +496,16 @@ extern bool tally_policy_services_get(tally_policy_services_client_id_t client, 
 extern int64_t tally_policy_services_slack_ns(uint64_t now_ns);
 
 // Imported Functions from `tally:policy/kernels@0.1.0`
-// `none` for an id that no kernel has had.
+// `none` for NO-KERNEL, and for a kernel that the core has forgotten; its id is not given to another.
 extern bool tally_policy_kernels_profile(tally_policy_kernels_kernel_id_t kernel, tally_policy_kernels_kernel_profile_t *ret);
 // The cheap form: its mean GPU time, or UNKNOWN.
 extern uint64_t tally_policy_kernels_mean_ns(tally_policy_kernels_kernel_id_t kernel);
 
 // Imported Functions from `tally:policy/control@0.1.0`
 // Let a client have at most so much predicted GPU time unfinished at once (one launch is always let in). The core
-// holds launches beyond that without asking the policy.
+// holds launches beyond that without asking the policy, but for a window that stays full for
+// `engine.window_stall_ms`. Until it is set a client has `engine.window_us`. Launches under a lease and of ungated
+// clients start regardless, and count. Those of UNKNOWN time are let in one at a time, unless it is WINDOW-OPEN.
 extern void tally_policy_control_set_window(tally_policy_control_client_id_t client, uint64_t window_ns);
 // End a lease given with `decision.run`. Launches already granted still run.
 extern void tally_policy_control_revoke_lease(tally_policy_control_client_id_t client);
@@ -503,7 +518,7 @@ extern void tally_policy_control_set_auto_yield(tally_policy_control_client_id_t
 
 // Imported Functions from `tally:policy/timers@0.1.0`
 // Call `timer.fired` with this token after `delay-ns`, and offer held launches again then. At most 64 timers are
-// pending; setting a token again moves it.
+// pending, and further ones are dropped; setting a token again moves it. One that `init` sets runs from the first call.
 extern void tally_policy_timers_set(uint64_t delay_ns, uint64_t token);
 
 // Imported Functions from `tally:policy/sharing@0.1.0`

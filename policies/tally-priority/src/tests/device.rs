@@ -187,9 +187,9 @@ impl Device {
                 argument,
                 count: 0,
                 mean_ns: 0,
-                median_ns: 0,
+                p50_ns: 0,
                 p99_ns: 0,
-                recent_ns: 0,
+                latest_ns: 0,
                 turnaround_ns: 0,
             });
             profile.forms.len() - 1
@@ -200,13 +200,13 @@ impl Device {
         } else if !disturbed {
             let loading_ns = if figures.count == 0 { self.loading_ns } else { 0 };
             figures.count += 1;
-            figures.recent_ns = cost.time_ns + loading_ns;
+            figures.latest_ns = cost.time_ns + loading_ns;
             let recent = self.recent.entry((at, form as u8, argument)).or_default();
-            recent.push_back(figures.recent_ns);
+            recent.push_back(figures.latest_ns);
             recent.drain(..recent.len().saturating_sub(RECENT_SAMPLES));
             let mut sorted: Vec<u64> = recent.iter().copied().collect();
             sorted.sort_unstable();
-            figures.median_ns = sorted[(sorted.len() - 1) / 2];
+            figures.p50_ns = sorted[(sorted.len() - 1) / 2];
         }
     }
 

@@ -141,9 +141,9 @@ fn any_profile() -> impl Strategy<Value = KernelProfile> {
             argument,
             count,
             mean_ns,
-            median_ns: mean_ns / 2,
+            p50_ns: mean_ns / 2,
             p99_ns: mean_ns,
-            recent_ns: 0,
+            latest_ns: 0,
             turnaround_ns,
         }
     });

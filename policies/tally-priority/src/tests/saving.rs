@@ -28,9 +28,9 @@ const PREEMPTIBLE: FormProfile = FormProfile {
     argument: 0,
     count: 40,
     mean_ns: 2_040_000,
-    median_ns: 2_040_000,
+    p50_ns: 2_040_000,
     p99_ns: 2_040_000,
-    recent_ns: 2_040_000,
+    latest_ns: 2_040_000,
     turnaround_ns: 20_000,
 };
 
@@ -39,9 +39,9 @@ fn profile(count: u64) -> KernelProfile {
     KernelProfile {
         count: 50,
         mean_ns: 2_000_000,
-        median_ns: 2_000_000,
+        p50_ns: 2_000_000,
         p99_ns: 2_000_000,
-        recent_ns: 2_000_000,
+        latest_ns: 2_000_000,
         forms: vec![FormProfile { count, ..PREEMPTIBLE }],
         ..kernel(4_096)
     }
@@ -95,7 +95,7 @@ fn the_gauge_says_how_much_was_kept() {
 fn under_other_settings_every_kernel_is_looked_at_again() {
     let old = learned(3);
     // Since then its preemptible form has become slow, which only a look shows.
-    let slow = FormProfile { count: 400, median_ns: 20_000_000, ..PREEMPTIBLE };
+    let slow = FormProfile { count: 400, p50_ns: 20_000_000, ..PREEMPTIBLE };
     set_kernels(vec![(3, KernelProfile { forms: vec![slow], ..profile(400) })]);
     let launch = TRUTH.launch(3, 2_000_000);
     let mut same: Priority = reloaded(&old, "explore_permille = 50").unwrap();

@@ -63,9 +63,9 @@ fn a_measured_turnaround_takes_the_place_of_the_first_one() {
         argument,
         count: 1,
         mean_ns: 0,
-        median_ns: 0,
+        p50_ns: 0,
         p99_ns: 0,
-        recent_ns: 0,
+        latest_ns: 0,
         turnaround_ns,
     };
     testing::set_kernels(vec![(
