@@ -1,5 +1,6 @@
 //! What is known of contexts: which are being destroyed, and whether a context has room for streams of the shim's.
 
+use crate::cuda::{Ptr, SUCCESS, driver};
 use crate::host::host;
 use crate::lock::Locked;
 use std::sync::atomic::AtomicUsize;
@@ -34,6 +35,54 @@ pub(crate) fn end_closing(context: usize) {
     });
 }
 
+/// Contexts that were asked about, and whether each is its device's primary one.
+static PRIMARY: Locked<Vec<(usize, bool)>> = Locked::new(Vec::new());
+/// So many are remembered.
+const PRIMARY_MAX: usize = 64;
+
+/// Whether a context, current to the calling thread, is its device's primary one. The driver has green contexts of that
+/// one only, and keeps it for as long as there are any.
+pub(crate) fn is_primary(context: usize) -> bool {
+    let find = |all: &mut Vec<(usize, bool)>| all.iter().find(|(of, _)| *of == context).copied();
+    if let Some((_, is_primary)) = PRIMARY.with(find) {
+        return is_primary;
+    }
+    let is_primary = primary_of_current() == context;
+    PRIMARY.with(|all| {
+        if all.len() == PRIMARY_MAX {
+            all.clear();
+        }
+        all.push((context, is_primary));
+    });
+    is_primary
+}
+
+/// The primary context of the current context's device; 0: it is not active.
+fn primary_of_current() -> usize {
+    let d = driver();
+    let (Some(device_of), Some(state)) = (d.ctx_device, d.primary_state) else { return 0 };
+    let (Some(retain), Some(release)) = (d.primary_retain, d.primary_release) else { return 0 };
+    let (mut device, mut flags, mut active) = (0, 0, 0);
+    let mut context: Ptr = std::ptr::null_mut();
+    // SAFETY: valid out-pointers; retained and released in turn.
+    unsafe {
+        if device_of(&mut device) != SUCCESS
+            || state(device, &mut flags, &mut active) != SUCCESS
+            || active == 0
+            || retain(&mut context, device) != SUCCESS
+        {
+            return 0;
+        }
+        release(device);
+    }
+    context as usize
+}
+
+/// A context is gone: a later one may have its handle.
+pub(crate) fn forget(context: usize) {
+    PRIMARY.with(|all| all.retain(|(of, _)| *of != context));
+}
+
 /// Whether what the shim adds to a launch finds hardware queues of its own: its own streams, and a narrow one for each
 /// of the program's, where there are any.
 pub(crate) fn has_queues(context: usize) -> bool {
@@ -45,5 +94,6 @@ pub(crate) fn has_queues(context: usize) -> bool {
 /// Only in a forked child.
 pub(crate) fn reset() {
     CLOSING.reset(Vec::new());
+    PRIMARY.reset(Vec::new());
     SM_LIMITED.store(0, std::sync::atomic::Ordering::SeqCst);
 }

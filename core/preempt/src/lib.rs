@@ -71,7 +71,7 @@ pub use transformed::{registers, resident};
 pub use watch::may_need_help;
 mod worker;
 
-use cuda::CuResult;
+use cuda::{CuResult, driver};
 use graphs::reason::GraphState;
 use launch::{PlannedLaunch, Shape, StreamState, Target};
 use std::sync::atomic::Ordering::Relaxed;
@@ -102,8 +102,12 @@ pub fn initialised() {
 
 /// What can be done to a launch: bits of `submission_flags`.
 pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
-    // The program's own green contexts: what the shim adds would leave their SMs.
-    if contexts::is_closing(stream.context) || stream.is_in_green {
+    // The program's own green contexts: what the shim adds would leave their SMs. And what it makes for a launch it makes
+    // in the current context, which the driver does not ask for.
+    if contexts::is_closing(stream.context)
+        || stream.is_in_green
+        || driver().current_context() != stream.context
+    {
         return 0;
     }
     match target {
@@ -168,6 +172,7 @@ pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
         }
         prepare::forget_context(context);
         sm_limit::forget_context(context);
+        contexts::forget(context);
     }
     contexts::end_closing(context);
 }

@@ -13,7 +13,7 @@
 //! end is noted, and its kernel is never SM-limited again, neither in this run nor, through the profiles, in
 //! later ones.
 
-use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing};
+use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing, is_primary};
 use crate::cuda::{
     CuResult, DevResource, EVENT_DISABLE_TIMING, GREEN_DEFAULT_STREAM, LaunchConfig, NOT_SUPPORTED,
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
@@ -79,7 +79,7 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         return 0;
     }
     if CONTEXT.load(Acquire) != context {
-        if !TRIED.swap(true, SeqCst) {
+        if is_primary(context) && !TRIED.swap(true, SeqCst) {
             MAKE_IN.store(context, SeqCst);
             host().spawn("tally-sm-limit", false, make);
         }

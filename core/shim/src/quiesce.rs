@@ -75,8 +75,12 @@ static LOADER: Lock = Lock::new();
 static ISSUER: Lock = Lock::new();
 /// Calls stood aside for [`LOAD_MAX`]: a thread was lost in the driver, or that is slow. Nothing closes any more.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
-/// How long a launch in parts waits for other threads to leave the driver before it goes whole.
+/// How long a launch in parts waits for other threads to leave the driver before it goes whole; once one has waited in
+/// vain, the next ones wait for less.
 const ALONE_WAIT_MAX: Duration = Duration::from_millis(2);
+const ALONE_WAIT_AGAIN_MAX: Duration = Duration::from_micros(20);
+/// The last launch in parts waited in vain.
+static IS_CROWDED: AtomicBool = AtomicBool::new(false);
 
 /// False: nothing opened within [`LOAD_MAX`].
 #[cold]
@@ -133,7 +137,15 @@ fn open(reason: usize) {
 /// Run `issue`, which puts several things into a stream, while no other thread puts anything into any. By a thread
 /// within [`while_open`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
 pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
-    alone_within(1, [LOAD_MAX, ALONE_WAIT_MAX], issue)
+    let leave_max = if IS_CROWDED.load(Relaxed) { ALONE_WAIT_AGAIN_MAX } else { ALONE_WAIT_MAX };
+    let mut was_alone = false;
+    let issue = || {
+        was_alone = true;
+        issue()
+    };
+    let result = alone_within(1, [LOAD_MAX, leave_max], issue);
+    IS_CROWDED.store(!was_alone, Relaxed);
+    result
 }
 
 /// The same by a thread that is neither within [`while_open`] nor in a launch. It waits for others for at most
@@ -488,7 +500,9 @@ pub fn reset() {
     for word in [&CLOSED, &ENTERED, &WAITING, &ASIDE, &WAITS, &WAITS_THERE, &HELPS] {
         word.store(0, SeqCst);
     }
-    IS_LOST.store(false, SeqCst);
+    for flag in [&IS_LOST, &IS_CROWDED] {
+        flag.store(false, SeqCst);
+    }
     PATIENT_AGAIN_NS.store(0, SeqCst);
 }
 
@@ -527,5 +541,20 @@ mod tests {
         PATIENT_AGAIN_NS.store(u64::MAX, SeqCst);
         assert_eq!(super::load(0xdead_0010, Duration::from_secs(3_600), || ()), None, "at once");
         PATIENT_AGAIN_NS.store(0, SeqCst);
+    }
+
+    /// Each launch would cost as much as the first, for as long as a thread is in a copy that waits.
+    #[test]
+    fn a_launch_in_parts_waits_for_less_once_one_has_waited_in_vain() {
+        // As if another thread was in the driver.
+        ENTERED.fetch_add(2, SeqCst);
+        let start = Instant::now();
+        assert_eq!(alone(|| Some(())), None);
+        assert!(start.elapsed() >= ALONE_WAIT_MAX && IS_CROWDED.load(SeqCst));
+        assert_eq!(alone(|| Some(())), None);
+        ENTERED.fetch_sub(1, SeqCst);
+        assert_eq!(alone(|| Some(())), Some(()));
+        assert!(!IS_CROWDED.load(SeqCst));
+        ENTERED.fetch_sub(1, SeqCst);
     }
 }

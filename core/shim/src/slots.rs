@@ -227,8 +227,8 @@ pub fn inspect(key: Key) -> (usize, i32, u32) {
         }
     }
     if let Some(f) = driver.ctx_device {
-        // SAFETY: a valid out-pointer.
-        let _ = unsafe { f(&mut device) };
+        // SAFETY: a valid out-pointer; the context of a stream that the program uses now.
+        let _ = driver.within(context, || unsafe { f(&mut device) });
     }
     (context, device, flags & STREAM_NON_BLOCKING)
 }

@@ -16,8 +16,8 @@
 use crate::activity::{self, Snapshot};
 use crate::events::{self, Position};
 use crate::linger::{self, Awaited as Lingers};
-use crate::slots::{self, OVERFLOW, SLOTS};
-use crate::{capture, completion, link, quiesce, slot_life, state, streams, units};
+use crate::slots::{self, DRAINING, LIVE, OVERFLOW, SLOTS};
+use crate::{asking, capture, completion, link, quiesce, slot_life, state, streams, units};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
@@ -82,14 +82,31 @@ fn one(client: &ClientRegion, slot: usize, seen: Snapshot) {
     linger::after_wait(SLOTS[slot & 63].context.load(Relaxed));
 }
 
+/// The same where an event was waited for that the program had recorded behind the launch. By now it may stand for
+/// something else, of which the shim does not learn: a graph or another process can record it anew. So of launches
+/// behind which the shim has put events, those tell.
+fn by_event(client: &ClientRegion, slot: usize, seen: Snapshot) {
+    if completion::tracked() & slots::bit(slot) == 0 {
+        return one(client, slot, seen);
+    }
+    let context = SLOTS[slot & 63].context.load(Relaxed);
+    let is_there = || {
+        matches!(SLOTS[slot & 63].phase.load(SeqCst), LIVE | DRAINING)
+            && driver().current_context() == context
+    };
+    // Elsewhere the poller asks, soon.
+    asking::ask(is_there, || driver().relaxed(|| completion::poll_events(client, slot, false)));
+    linger::after_wait(context);
+}
+
 /// What a call covers that waits for one stream or event, as it was before it.
 #[derive(Clone, Copy)]
 struct Awaited {
     client: &'static ClientRegion,
-    /// Of the stream itself.
-    own: Option<Position>,
-    /// Of another one that it is behind.
-    other: Option<Position>,
+    /// Of the stream that was waited for.
+    stream: Option<Position>,
+    /// Of those that an event stands behind.
+    events: [Option<Position>; 2],
 }
 
 impl Awaited {
@@ -104,24 +121,26 @@ impl Awaited {
             slot_life::mark_if_wanted(slot);
         }
         let wanted = slot.filter(|slot| (busy | units::pending()) & slots::bit(*slot) != 0);
-        let own = wanted.map(|slot| (slot, SLOTS[slot].word.snapshot()));
-        let other = events::joined(slots::explicit(stream, per_thread));
-        Some(Awaited { client, own, other })
+        let stream_at = wanted.map(|slot| (slot, SLOTS[slot].word.snapshot()));
+        let joined = events::joined(slots::explicit(stream, per_thread));
+        Some(Awaited { client, stream: stream_at, events: [joined, None] })
     }
 
     fn of_event(event: Ptr) -> Option<Self> {
         let client = state::client()?;
-        let (own, other) = (events::lookup(event as usize), events::lookup_joined(event as usize));
-        (own.is_some() || other.is_some()).then_some(Awaited { client, own, other })
+        let events = [events::lookup(event as usize), events::lookup_joined(event as usize)];
+        (events != [None; 2]).then_some(Awaited { client, stream: None, events })
     }
 
     /// The call has returned.
     fn apply(self) {
-        let positions = self.own.into_iter().chain(self.other);
-        units::waited(self.client, positions.clone(), true);
+        let events = self.events.into_iter().flatten();
+        units::waited(self.client, self.stream.into_iter().chain(events.clone()), true);
         let busy = self.client.activity.busy_streams.load(SeqCst);
         let is_busy = |(slot, _): &Position| busy & slots::bit(*slot) != 0;
-        positions.filter(is_busy).for_each(|(slot, seen)| one(self.client, slot, seen));
+        let stream = self.stream.filter(is_busy);
+        stream.into_iter().for_each(|(slot, seen)| one(self.client, slot, seen));
+        events.filter(is_busy).for_each(|(slot, seen)| by_event(self.client, slot, seen));
     }
 }
 

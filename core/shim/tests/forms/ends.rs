@@ -222,3 +222,30 @@ fn a_context_ends_with_its_last_detach() {
         },
     );
 }
+
+/// The driver makes green contexts in the primary context only, and keeps that for as long as they are there.
+#[test]
+fn a_program_with_a_context_of_its_own_gets_no_primary_one() {
+    let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };
+    let welcome = Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() };
+    both_under(
+        a_program_with_a_context_of_its_own_gets_no_primary_one,
+        &[STRICT],
+        &welcome,
+        |device| {
+            // Long after the first launch, behind which green contexts would be made.
+            device.warm_up();
+            for _ in 0..20 {
+                goes_on(device);
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            assert!(!is_primary_active(device));
+            device.destroy_context();
+            assert!(!is_primary_active(device));
+        },
+        |core| {
+            core.warm_up("step");
+            core.ends(0);
+        },
+    );
+}

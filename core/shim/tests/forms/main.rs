@@ -9,6 +9,7 @@ mod bounds;
 mod common;
 mod demand;
 mod disk_cache;
+mod elsewhere;
 mod ends;
 mod forms;
 mod governor;

@@ -84,6 +84,8 @@ functions! {
     cuStreamWriteValue32_v2: fn(Ptr, u64, u32, u32);
     cuStreamBeginCapture_v2: fn(Ptr, i32);
     cuStreamEndCapture: fn(Ptr, *mut Ptr);
+    cuGraphCreate: fn(*mut Ptr, u32);
+    cuGraphAddEventRecordNode: fn(*mut Ptr, Ptr, *const Ptr, usize, Ptr);
     cuGraphInstantiateWithFlags: fn(*mut Ptr, Ptr, u64);
     cuGraphLaunch: fn(Ptr, Ptr);
     cuEventCreate: fn(*mut Ptr, u32);
