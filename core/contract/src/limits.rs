@@ -140,6 +140,8 @@ limits! {
         COMMANDS_MAX: usize = 512, Count;
         /// Pending timers. A further one is dropped.
         TIMERS_MAX: usize = 64, Count;
+        /// Timers that fire in one pass of the dispatch thread; those that are due, too, fire in the next ones.
+        TIMERS_TICK_MAX: usize = 4, Count;
         /// Shortest hold; shorter ones are extended to it.
         HOLD_NS_MIN: u64 = 1_000, Ns;
         /// Longest hold; longer ones are shortened to it. Default of `engine.hold_ms_max`.

@@ -107,6 +107,25 @@ pub(crate) fn can_yield(form: Form) -> bool {
 pub(crate) struct Stream {
     pub in_flight: VecDeque<InFlight>,
     pub last_done_ns: u64,
+    /// Predicted time that can be counted as done, and until when it was reckoned.
+    done_credit_ns: u64,
+    credited_until_ns: u64,
+}
+
+impl Stream {
+    /// Predicted time by which a stream may be ahead of the clock, or behind what it could have done.
+    const CREDIT_NS_MAX: u64 = 1_000_000_000;
+
+    /// Of a launch that was predicted to take so long, the time to be counted as done. A stream's launches run one after
+    /// another, so whatever their program says of their times, no more than the time that passes.
+    pub fn done_ns(&mut self, now_ns: u64, ns: u64) -> u64 {
+        let passed_ns = now_ns.saturating_sub(self.credited_until_ns);
+        self.credited_until_ns = self.credited_until_ns.max(now_ns);
+        let credit_ns = self.done_credit_ns.saturating_add(passed_ns).min(Self::CREDIT_NS_MAX);
+        let ns = ns.min(credit_ns);
+        self.done_credit_ns = credit_ns - ns;
+        ns
+    }
 }
 
 /// Counts for people; all rise monotonically.
@@ -288,7 +307,8 @@ impl Client {
     pub fn has_room(&self, predicted_ns: u64) -> bool {
         let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
         self.in_flight == 0
-            || (fits && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns >= WINDOW_OPEN_MIN))
+            || (fits
+                && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns >= WINDOW_OPEN_MIN))
     }
 
     /// Up to where a grant holds that is taken back. What waits below it was answered by it, and may have been started:

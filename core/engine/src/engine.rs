@@ -37,7 +37,7 @@ use crate::policy::{
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
-use tally_contract::limits::{HOLD_NS_MAX, STALL_NS, TIMERS_MAX};
+use tally_contract::limits::{HOLD_NS_MAX, STALL_NS, TIMERS_MAX, TIMERS_TICK_MAX};
 
 /// What the caller must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,13 +405,15 @@ impl<P: Policy> Engine<P> {
     /// Time has passed: fire timers, offer what was held until now.
     pub fn tick(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         self.carry_out(now_ns, out);
+        let mut fired = 0;
         while let Some(&std::cmp::Reverse((due, token))) = self.timer_heap.peek() {
-            if due > now_ns {
+            if due > now_ns || fired == TIMERS_TICK_MAX {
                 break;
             }
             self.timer_heap.pop();
             if self.timers.get(&token) == Some(&due) {
                 self.timers.remove(&token);
+                fired += 1;
                 self.tell(now_ns, &Event::Timer(token), out);
                 self.offer_all = true;
             }

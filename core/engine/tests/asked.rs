@@ -94,12 +94,26 @@ fn a_completion_says_what_was_measured_and_what_is_charged() {
     let kernel = kernel.unwrap();
     assert_eq!(
         times,
-        [
-            (kernel, 0, Some(400), 400),
-            (kernel, 400, None, 400),
-            (NO_KERNEL, 400, Some(500), 500)
-        ]
+        [(kernel, 0, Some(400), 400), (kernel, 400, None, 400), (NO_KERNEL, 400, Some(500), 500)]
     );
+}
+
+#[test]
+fn a_stream_does_no_more_work_than_time_passes() {
+    let (mut e, mut out) = engine(Script::default());
+    let kernel = e.intern(&key("k"));
+    // Its program says 4 s of the first one, and has then ended ten thousand in as many microseconds.
+    let mut now_ns = 5_000_000_000;
+    e.submitted(0, LOW, submission(0, kernel), &mut out);
+    e.progress(now_ns, LOW, 0, 1, took(1, 4_000_000_000), &mut out);
+    let before_ns = e.work_done().ns;
+    for ticket in 1..10_000 {
+        e.submitted(now_ns, LOW, submission(ticket, kernel), &mut out);
+        now_ns += 1_000;
+        e.progress(now_ns, LOW, 0, ticket as u32 + 1, None, &mut out);
+    }
+    let done_ns = e.work_done().ns - before_ns;
+    assert!(done_ns <= 1_000_000_000 + 10_000_000, "{done_ns}");
 }
 
 /// Sets a timer before there is a time.

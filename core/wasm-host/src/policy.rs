@@ -272,12 +272,15 @@ impl WasmPolicy {
         // `joining` is about to be told of anyway.
         let clients = context.world.clients.values().filter(|view| Some(view.info.id) != joining);
         let joined = clients.map(|view| Event::Joined(view.info.clone()));
-        let open = self.told.open.iter().map(|&(client, since_ns, deadline_ns)| {
-            Event::UnitBegan { client, since_ns, deadline_ns }
+        let open = self.told.open.iter().map(|&(client, since_ns, deadline_ns)| Event::UnitBegan {
+            client,
+            since_ns,
+            deadline_ns,
         });
         let started = self.told.high_started.then_some(Event::HighStarted);
-        let events: Vec<_> = joined.chain(started).chain(open).collect();
-        for event in events.iter().filter(|event| self.subscriptions.has(event.kind())) {
+        let wanted = |event: &Event| self.subscriptions.has(event.kind());
+        let events: Vec<_> = joined.chain(started).chain(open).filter(wanted).collect();
+        for event in &events {
             let Some(live) = &mut self.live else { break };
             let told = live.call(self.call_budget, now_ns, context, |policy, store| {
                 tell(policy, store, now_ns, event)
@@ -476,10 +479,9 @@ fn tell(
             .units
             .as_ref()
             .map(|to| to.call_began(store, now_ns, *client, *since_ns, *deadline_ns)),
-        Event::UnitsEnded { client, units, took_ns } => policy
-            .units
-            .as_ref()
-            .map(|to| to.call_ended(store, now_ns, *client, *units, *took_ns)),
+        Event::UnitsEnded { client, units, took_ns } => {
+            policy.units.as_ref().map(|to| to.call_ended(store, now_ns, *client, *units, *took_ns))
+        }
         Event::Completed(done) => {
             let done = convert::completion(done);
             policy.completions.as_ref().map(|to| to.call_completed(store, now_ns, done))

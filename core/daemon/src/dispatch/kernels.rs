@@ -171,12 +171,22 @@ impl KernelCache {
                 let transform = entry.transform.load(Relaxed);
                 if transform != known.transform {
                     known.transform = transform;
-                    engine.set_transformation(id, transformation_of(transform));
+                    let to = match transformation_of(transform) {
+                        // It may be a lie, and would be so for all.
+                        Transformation::WholeOnly(why) if !witness.is_trusted => {
+                            Transformation::WholeHere(why)
+                        }
+                        to => to,
+                    };
+                    engine.set_transformation(id, to);
                 }
                 // Once: the dynamic shared memory, which it depends on, may change from launch to launch.
                 if known.demand == Demand::default() && request.demand != known.demand {
                     known.demand = request.demand;
-                    engine.set_demand(id, request.demand);
+                    let before = engine.world().profiles.get(id).map(|profile| profile.demand);
+                    if witness.is_trusted || before == Some(Demand::default()) {
+                        engine.set_demand(id, request.demand);
+                    }
                 }
             }
             return known.id;
@@ -286,7 +296,8 @@ mod tests {
     #[test]
     fn what_a_client_cannot_transform_for_its_environment_another_can() {
         let mut engine = engine();
-        let mut said = |refusal: TransformRefusal| {
+        let mut said = |refusal: TransformRefusal, is_trusted| {
+            let witness = Witness { is_trusted, ..Witness::default() };
             let (_fd, region) = tally_ipc::map::create_client().unwrap();
             let mut cache = cache();
             region.kernels[3].publish(refusal.text().as_bytes(), 9);
@@ -297,7 +308,7 @@ mod tests {
                 cache.id(
                     &region,
                     &request(3, 1),
-                    &Witness::default(),
+                    &witness,
                     &mut engine,
                     &mut ProfileCache::default(),
                 )
@@ -310,13 +321,18 @@ mod tests {
             TransformRefusal::OutOfMemory,
             TransformRefusal::Sandboxed,
         ] {
-            assert_eq!(said(why), Transformation::WholeHere(why.text()));
+            assert_eq!(said(why, true), Transformation::WholeHere(why.text()));
         }
         // May be limited to some of the SMs if the client says so.
         let why = TransformRefusal::BlocksMayWait;
-        assert_eq!(said(why), Transformation::WholeHere(why.text()));
+        assert_eq!(said(why, true), Transformation::WholeHere(why.text()));
         for why in [TransformRefusal::BlocksWaited, TransformRefusal::StuckLimited] {
-            assert_eq!(said(why), Transformation::WholeOnly(why.text()));
+            assert_eq!(
+                said(why, false),
+                Transformation::WholeHere(why.text()),
+                "a stranger's word"
+            );
+            assert_eq!(said(why, true), Transformation::WholeOnly(why.text()));
         }
     }
 

@@ -98,6 +98,7 @@ impl<P: Policy> Engine<P> {
             c.served_ns += charged_ns;
             if c.info.class == Class::BestEffort {
                 let ns = if f.predicted_ns > 0 { f.predicted_ns } else { charged_ns };
+                let ns = c.streams[stream as usize].done_ns(now_ns, ns);
                 self.best_effort.work_done.launches += 1;
                 self.best_effort.work_done.ns = self.best_effort.work_done.ns.saturating_add(ns);
             }
