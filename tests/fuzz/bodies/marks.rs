@@ -140,7 +140,7 @@ impl World {
     fn join(&mut self, id: u32, client: Box<NewClient>) {
         let (done, _joined) = oneshot::channel();
         self.registered_ns.insert(id, self.now_ns);
-        assert!(self.harness.send(Control::Join { client, done }));
+        assert!(self.harness.send(Control::Join { client, min_share: None, done }));
         self.turn();
     }
 

@@ -257,7 +257,7 @@ mod tests {
         for id in 1..=HOSTILE + 1 {
             let (client, new) = Client::new(id, u32::from(id <= HOSTILE), class, &mut shares);
             let (done, _joined) = tokio::sync::oneshot::channel();
-            assert!(harness.send(Control::Join { client: new, done }));
+            assert!(harness.send(Control::Join { client: new, min_share: None, done }));
             clients.push(client);
             if clients.len() % REQUESTS_IN_A_TURN == 0 {
                 now_ns += 1;
