@@ -316,7 +316,8 @@ limits! {
         /// Streams, and ends of launches, that one pass of the dispatch thread takes from one client, and from all
         /// clients of one user together.
         PASS_COMPLETIONS_CLIENT_MAX: usize = 256, Count;
-        /// Marked units of work that one pass of the dispatch thread takes from one high-priority client.
+        /// Marked units of work that one pass of the dispatch thread takes from one high-priority client, and from all
+        /// clients of one user together.
         PASS_MARKS_CLIENT_MAX: usize = 32, Count;
         /// Threads that one pass wakes of all clients of one user, and system calls that it needs for that.
         PASS_WAKES_USER_MAX: u32 = 12, Count;

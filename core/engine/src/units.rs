@@ -3,6 +3,9 @@
 use crate::policy::{ServiceView, TokensView};
 use tally_contract::limits::RECENT_UNITS;
 
+/// Units that are put in their sorted places one by one; with more, sorting anew costs less.
+const SORTED_SINGLY_MAX: usize = 8;
+
 /// Times of the latest [`RECENT_UNITS`] units, so that their quantiles cost a look-up.
 #[derive(Debug, Default)]
 pub(crate) struct RecentUnits {
@@ -25,20 +28,36 @@ impl RecentUnits {
         self.next = 0;
     }
 
-    /// Note so many units that took so long each.
+    /// Note so many units that took so long each. Costs no more than one sort of [`RECENT_UNITS`], however many.
     pub fn add(&mut self, units: u32, took_ns: u64) {
-        for _ in 0..(units as usize).min(RECENT_UNITS) {
-            if self.took_ns.len() < RECENT_UNITS {
-                self.took_ns.push(took_ns);
-            } else {
-                let old_ns = std::mem::replace(&mut self.took_ns[self.next], took_ns);
-                self.next = (self.next + 1) % RECENT_UNITS;
-                let at = self.sorted_ns.partition_point(|ns| *ns < old_ns);
-                self.sorted_ns.remove(at);
+        let units = (units as usize).min(RECENT_UNITS);
+        let is_sorted_once = units > SORTED_SINGLY_MAX;
+        for _ in 0..units {
+            let old_ns = self.note(took_ns);
+            if !is_sorted_once {
+                if let Some(old_ns) = old_ns {
+                    let at = self.sorted_ns.partition_point(|ns| *ns < old_ns);
+                    self.sorted_ns.remove(at);
+                }
+                let at = self.sorted_ns.partition_point(|ns| *ns < took_ns);
+                self.sorted_ns.insert(at, took_ns);
             }
-            let at = self.sorted_ns.partition_point(|ns| *ns < took_ns);
-            self.sorted_ns.insert(at, took_ns);
         }
+        if is_sorted_once {
+            self.sorted_ns.clone_from(&self.took_ns);
+            self.sorted_ns.sort_unstable();
+        }
+    }
+
+    /// The time whose place it took.
+    fn note(&mut self, took_ns: u64) -> Option<u64> {
+        if self.took_ns.len() < RECENT_UNITS {
+            self.took_ns.push(took_ns);
+            return None;
+        }
+        let old_ns = std::mem::replace(&mut self.took_ns[self.next], took_ns);
+        self.next = (self.next + 1) % RECENT_UNITS;
+        Some(old_ns)
     }
 
     /// The nearest-rank quantile, ns; 0 if there are none.
@@ -92,5 +111,24 @@ mod tests {
         recent.add(3, 5);
         recent.show(&mut view);
         assert_eq!((view.recent, view.recent_within, view.p99_ns), (3, 3, 5));
+    }
+
+    #[test]
+    fn many_units_at_once_count_as_one_after_another() {
+        let (mut at_once, mut singly) = (RecentUnits::new(), RecentUnits::new());
+        let most = RECENT_UNITS as u32;
+        for (n, units) in
+            [3, 0, 9, 200, 8, 255, 7, most, 1, 65_535, 100, 50].into_iter().enumerate()
+        {
+            let took_ns = n as u64 * 37 % 11;
+            at_once.add(units, took_ns);
+            (0..units).for_each(|_| singly.add(1, took_ns));
+            assert_eq!(at_once.sorted_ns, singly.sorted_ns, "after {units}");
+            let in_order = |recent: &RecentUnits| {
+                let (newer, older) = recent.took_ns.split_at(recent.next);
+                [older, newer].concat()
+            };
+            assert_eq!(in_order(&at_once), in_order(&singly), "after {units}");
+        }
     }
 }

@@ -146,14 +146,17 @@ impl Live {
         self.store.data().end();
         self.store.set_hostcall_fuel(usual_bytes);
         self.store.data_mut().forget_commands();
+        let too_long = |what, bytes, bytes_max| Fault {
+            kind: FaultKind::Overrun,
+            message: format!("`snapshot` gave {what} of {bytes} bytes, and may give {bytes_max}"),
+        };
         Some(match answer {
-            Ok((saved,)) if saved.data.len() > SAVED_BYTES_MAX => Err(Fault {
-                kind: FaultKind::Overrun,
-                message: format!(
-                    "`snapshot` gave {} bytes, and may give {SAVED_BYTES_MAX}",
-                    saved.data.len()
-                ),
-            }),
+            Ok((saved,)) if saved.data.len() > SAVED_BYTES_MAX => {
+                Err(too_long("data", saved.data.len(), SAVED_BYTES_MAX))
+            }
+            Ok((saved,)) if saved.format.len() > SAVED_FORMAT_BYTES_MAX => {
+                Err(too_long("a format", saved.format.len(), SAVED_FORMAT_BYTES_MAX))
+            }
             Ok((saved,)) => Ok(saved),
             Err(error) => Err(fault(&error, budget, &self.store.data().last_words)),
         })

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Bench, chaos_with, client, guest, host, kernel, launch, limits, policy};
 use std::time::Instant;
-use tally_contract::limits::SAVED_BYTES_MAX;
+use tally_contract::limits::{SAVED_BYTES_MAX, SAVED_FORMAT_BYTES_MAX};
 use tally_engine::policy::{Class, Command, Decision, Event, FaultKind, Policy};
 use tally_wasm_host::{Compiled, Limits, Restored, Saved, WasmPolicy};
 
@@ -85,6 +85,7 @@ fn a_snapshot_that_fails_is_a_fault_like_any_other() {
         ("snapshot-9", FaultKind::Overrun),
         ("snapshot-101", FaultKind::Overrun),
         ("snapshot-102", FaultKind::Overrun),
+        ("snapshot-104", FaultKind::Overrun),
     ] {
         let mut bench = Bench::new(chaos_with(limits(), how).unwrap());
         bench.join(4, Class::High).unwrap();
@@ -145,6 +146,11 @@ fn the_bound_on_what_is_kept_is_exact_and_of_the_snapshot_only() {
     let mut over = chaos_with(limits(), "snapshot-101").unwrap();
     let fault = over.snapshot().unwrap().unwrap_err();
     assert!(fault.message.contains("may give 262144"), "{}", fault.message);
+    let mut named = chaos_with(limits(), "snapshot-103").unwrap();
+    assert_eq!(snapshot(&mut named).format.len(), SAVED_FORMAT_BYTES_MAX);
+    let mut over = chaos_with(limits(), "snapshot-104").unwrap();
+    let fault = over.snapshot().unwrap().unwrap_err();
+    assert!(fault.message.contains("a format of 257 bytes"), "{}", fault.message);
     // What a call may pass to the core is as before.
     let mut bench = Bench::new(full);
     let fault = bench.decide(kernel::LONG_LINE).unwrap_err();

@@ -188,7 +188,7 @@ impl World {
             requests: 0,
         };
         let (done, _joined) = oneshot::channel();
-        assert!(world.send(Control::Join { client: new, done }));
+        assert!(world.send(Control::Join { client: new, min_share: None, done }));
         world.turn();
         world
     }
@@ -200,7 +200,7 @@ impl World {
         let (client, new) = new_client(self.next_id, class, first_ticket, &mut self.shares);
         self.next_id += 1;
         let (done, _joined) = oneshot::channel();
-        if self.send(Control::Join { client: new, done }) {
+        if self.send(Control::Join { client: new, min_share: None, done }) {
             self.others.push(client);
         }
     }

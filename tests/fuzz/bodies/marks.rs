@@ -140,7 +140,7 @@ impl World {
     fn join(&mut self, id: u32, client: Box<NewClient>) {
         let (done, _joined) = oneshot::channel();
         self.registered_ns.insert(id, self.now_ns);
-        assert!(self.harness.send(Control::Join { client, done }));
+        assert!(self.harness.send(Control::Join { client, min_share: None, done }));
         self.turn();
     }
 
@@ -432,7 +432,8 @@ fn new_client(id: u32, class: Class, shares: &mut KernelShares) -> (Client, Box<
         doorbell: park::eventfd().unwrap(),
         witness: Default::default(),
         first_ticket: 0,
-        kernels: shares.of(User::Uid(id % 3), false),
+        // What a pass takes of a user's units is for the honest client alone.
+        kernels: shares.of(User::Uid(if id == HONEST { 3 } else { id % 3 }), false),
     });
     let core = map::open_core(core_fd.as_fd()).unwrap();
     (Client { id, region, core, ticket: 0, completion: 0 }, new)

@@ -19,6 +19,7 @@ use tally_ab::verdict::ratio_in_words;
 use tally_ab::{Metric, Plan, Report, Verdict};
 use tally_admin::ab::AbStatus;
 use tally_admin::{Request, Source};
+use tally_decision_log::text::make_printable;
 
 #[derive(Debug, Subcommand)]
 pub enum AbCommand {
@@ -319,8 +320,10 @@ fn read_file(file: &Path) -> Result<Report, CtlError> {
         return Err(wrong(format!("{length} bytes: a report has at most {REPORT_BYTES_MAX}")));
     }
     let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-    serde_json::from_str(&text)
-        .map_err(|e| wrong(format!("{e}: expected what `tallyctl ab report --json` prints")))
+    let no_report = |e| wrong(format!("{e}: expected what `tallyctl ab report --json` prints"));
+    let mut report = serde_json::from_str(&text).map_err(no_report)?;
+    make_printable(&mut report);
+    serde_json::from_value(report).map_err(no_report)
 }
 
 fn start(

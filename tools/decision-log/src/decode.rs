@@ -1,7 +1,8 @@
 //! Records out of bytes that may be anything: every length is checked against what is
-//! there before anything is allocated for it.
+//! there before anything is allocated for it. Texts are printable, but for those that only policies are given.
 
 use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
+use crate::text::printable_lines;
 use std::sync::{Mutex, PoisonError};
 use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX};
 use tally_contract::objective::tpot_ns;
@@ -10,6 +11,7 @@ use tally_engine::policy::{
     Objective, ServiceView, SharingMode, Subscriptions, TokensView, UnitProfile, Usage,
 };
 use tally_engine::profile::{Demand, FormView, KernelKey, KernelView, Transformation};
+use tally_ipc::text::printable;
 
 /// Different reasons for `whole-only` that one process reads. Each is kept for its
 /// whole life, because the engine's are constants.
@@ -71,8 +73,15 @@ impl<'a> Bytes<'a> {
         let count = self.u32()? as usize;
         self.take(count)
     }
-    fn text(&mut self) -> Result<&'a str> {
+    /// A text as it was written: a replay needs it so, and nobody is shown it.
+    fn raw_text(&mut self) -> Result<&'a str> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text is not UTF-8"))
+    }
+    fn text(&mut self) -> Result<String> {
+        Ok(printable(self.raw_text()?.into()))
+    }
+    fn lines(&mut self) -> Result<String> {
+        Ok(printable_lines(self.raw_text()?))
     }
     fn class(&mut self) -> Result<Class> {
         Ok(if self.flag()? { Class::BestEffort } else { Class::High })
@@ -90,28 +99,28 @@ impl<'a> Bytes<'a> {
     }
 
     fn client(&mut self) -> Result<ClientInfo> {
-        let (id, class, name) = (self.u32()?, self.class()?, self.text()?.to_owned());
+        let (id, class, name) = (self.u32()?, self.class()?, self.text()?);
         let count = self.count(8)?;
         let mut labels = Vec::with_capacity(count);
         for _ in 0..count {
-            labels.push((self.text()?.to_owned(), self.text()?.to_owned()));
+            labels.push((self.text()?, self.text()?));
         }
         Ok(ClientInfo { id, class, name, labels })
     }
 
     fn about(&mut self) -> Result<About> {
         let generation = self.u64()?;
-        let mut text = || self.text().map(str::to_owned);
-        let (name, digest, path, config) = (text()?, text()?, text()?, text()?);
+        let (name, digest, path) = (self.text()?, self.text()?, self.text()?);
+        let config = self.raw_text()?.to_owned();
         let count = self.count(5)?;
         let mut reasons = Vec::with_capacity(count);
         for _ in 0..count {
-            reasons.push((self.u8()?, self.text()?.to_owned()));
+            reasons.push((self.u8()?, self.text()?));
         }
         let saved = match self.flag()? {
             false => None,
             true => Some(SavedState {
-                format: self.text()?.to_owned(),
+                format: self.raw_text()?.to_owned(),
                 version: self.u32()?,
                 data: self.bytes()?.to_vec(),
             }),
@@ -155,7 +164,7 @@ impl<'a> Bytes<'a> {
                 }
                 _ => return Err(Malformed("unknown forms of a transformed kernel")),
             },
-            4 => Transformation::WholeOnly(constant(self.text()?)?),
+            4 => Transformation::WholeOnly(constant(&self.text()?)?),
             _ => return Err(Malformed("an unknown state of transformation")),
         };
         let count_forms = self.count(53)?;
@@ -243,7 +252,7 @@ impl<'a> Bytes<'a> {
         let tag = self.u8()?;
         let outcome = match fault_kind(tag) {
             Some(kind) => {
-                let (timed, message) = (self.flag()?, self.text()?.to_owned());
+                let (timed, message) = (self.flag()?, self.lines()?);
                 Outcome::Fault { kind, timed, message }
             }
             None => Outcome::Ok(ok(self, tag)?),
@@ -385,7 +394,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
         kind::KERNEL => {
             let id = b.u32()?;
             let image = u128::from(b.u64()?) | u128::from(b.u64()?) << 64;
-            let (grid, block, name) = (b.three()?, b.three()?, b.text()?.to_owned());
+            let (grid, block, name) = (b.three()?, b.three()?, b.text()?);
             Record::Kernel { id, key: KernelKey { name, image, grid, block } }
         }
         kind::PROFILE => Record::Profile { id: b.u32()?, view: b.view()? },
@@ -423,9 +432,9 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
             let now_ns = b.u64()?;
             let kind = fault_kind(b.u8()?).ok_or(Malformed("an unknown fault"))?;
             let _timed = b.flag()?;
-            Record::Fault { now_ns, kind, message: b.text()?.to_owned() }
+            Record::Fault { now_ns, kind, message: b.lines()? }
         }
-        kind::END => Record::End { reason: b.text()?.to_owned(), dropped: b.u64()? },
+        kind::END => Record::End { reason: b.text()?, dropped: b.u64()? },
         _ => return Err(Malformed("an unknown kind of record")),
     };
     if b.0.is_empty() { Ok(record) } else { Err(Malformed("it is longer than its content")) }

@@ -27,6 +27,7 @@ pub mod log;
 pub mod player;
 pub mod record;
 pub mod recorder;
+pub mod text;
 pub mod trace;
 pub mod world;
 

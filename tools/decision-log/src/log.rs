@@ -10,6 +10,7 @@
 
 use crate::decode::{self, Malformed};
 use crate::record::{Encoder, RECORD_BYTES_MAX, Record, kind};
+use crate::text::make_printable;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Read, Write};
 
@@ -196,7 +197,10 @@ impl<R: Read> Reader<R> {
         if fill(&mut from, &mut json)? < json.len() || crc32fast::hash(&json) != sum {
             return Err(LogError::Header("it is cut off, or its checksum is wrong".into()));
         }
-        let header = serde_json::from_slice(&json).map_err(|e| LogError::Header(e.to_string()))?;
+        let no_header = |e: serde_json::Error| LogError::Header(e.to_string());
+        let mut header = serde_json::from_slice(&json).map_err(no_header)?;
+        make_printable(&mut header);
+        let header = serde_json::from_value(header).map_err(no_header)?;
         let at = start.len() as u64 + u64::from(length);
         Ok(Reader { from, header, at, records: 0, buffer: Vec::new(), over: false, ended: false })
     }

@@ -7,7 +7,9 @@ use common::header;
 use proptest::prelude::*;
 use tally_contract::objective::SLO_NS;
 use tally_decision_log::record::{Encoder, SavedState};
-use tally_decision_log::{About, Answer, Begin, LogError, Outcome, Reader, Record, Writer, decode};
+use tally_decision_log::{
+    About, Answer, Begin, Header, LogError, Outcome, Reader, Record, Writer, decode,
+};
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
     Objective, ServiceView, SharingMode, Subscriptions, TokensView, UnitProfile, Usage,
@@ -23,13 +25,20 @@ fn form() -> impl Strategy<Value = Form> {
     ]
 }
 
+/// A printable text, as those are that a log is read as.
+fn text(chars_max: usize) -> impl Strategy<Value = String> {
+    let printable = |text: String| tally_ipc::text::printable(text);
+    prop::collection::vec(any::<char>(), 0..=chars_max)
+        .prop_map(move |chars| printable(chars.into_iter().collect()))
+}
+
 fn class() -> impl Strategy<Value = Class> {
     any::<bool>().prop_map(|high| if high { Class::High } else { Class::BestEffort })
 }
 
 fn client() -> impl Strategy<Value = ClientInfo> {
-    let label = (".{0,8}", ".{0,8}");
-    (any::<u32>(), class(), ".{0,20}", prop::collection::vec(label, 0..4))
+    let label = (text(8), text(8));
+    (any::<u32>(), class(), text(20), prop::collection::vec(label, 0..4))
         .prop_map(|(id, class, name, labels)| ClientInfo { id, class, name, labels })
 }
 
@@ -61,8 +70,11 @@ fn answer<T: Clone + std::fmt::Debug>(
         Just(FaultKind::Stall),
         Just(FaultKind::Disabled)
     ];
-    let fault = (kind, any::<bool>(), ".{0,40}")
-        .prop_map(|(kind, timed, message)| Outcome::Fault { kind, timed, message });
+    let fault = (kind, any::<bool>(), text(40)).prop_map(|(kind, timed, message)| Outcome::Fault {
+        kind,
+        timed,
+        message,
+    });
     let outcome = prop_oneof![ok.prop_map(Outcome::Ok), fault];
     (outcome, prop::collection::vec(command(), 0..5))
         .prop_map(|(outcome, commands)| Answer { outcome, commands })
@@ -154,8 +166,8 @@ fn view() -> impl Strategy<Value = KernelView> {
 fn about() -> impl Strategy<Value = About> {
     let saved = (".{0,9}", any::<u32>(), any::<Vec<u8>>())
         .prop_map(|(format, version, data)| SavedState { format, version, data });
-    let reasons = prop::collection::vec((any::<u8>(), ".{0,9}"), 0..4);
-    let texts = (".{0,9}", ".{0,9}", ".{0,9}", ".{0,99}");
+    let reasons = prop::collection::vec((any::<u8>(), text(9)), 0..4);
+    let texts = (text(9), text(9), text(9), "(?s).{0,99}");
     (any::<u64>(), texts, reasons, prop::option::of(saved)).prop_map(
         |(generation, (name, digest, path, config), reasons, saved)| About {
             generation,
@@ -245,7 +257,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn record() -> impl Strategy<Value = Record> {
     let how = prop_oneof![Just(Begin::PolicyStart), Just(Begin::MidRun), Just(Begin::AfterGap)];
-    let key = (".{0,30}", any::<u128>(), any::<[u32; 3]>(), any::<[u32; 3]>())
+    let key = (text(30), any::<u128>(), any::<[u32; 3]>(), any::<[u32; 3]>())
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),
@@ -268,11 +280,11 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u64>(), event(), answer(Just(())))
             .prop_map(|(now_ns, event, answer)| Record::Event { now_ns, event, answer }),
         (any::<u64>(), completion()).prop_map(|(now_ns, done)| Record::Completion { now_ns, done }),
-        (any::<u64>(), ".{0,30}").prop_map(|(now_ns, message)| {
+        (any::<u64>(), text(30)).prop_map(|(now_ns, message)| {
             let kind = FaultKind::Stall;
             Record::Fault { now_ns, kind, message }
         }),
-        (".{0,30}", any::<u64>()).prop_map(|(reason, dropped)| Record::End { reason, dropped }),
+        (text(30), any::<u64>()).prop_map(|(reason, dropped)| Record::End { reason, dropped }),
     ]
 }
 
@@ -417,4 +429,63 @@ fn claimed_lengths_are_not_believed() {
     let mut bytes = vec![tally_decision_log::record::kind::CLIENT, 0, 0, 0, 0, 1, 0, 0, 0, 0];
     bytes.extend_from_slice(&u32::MAX.to_le_bytes());
     assert!(decode::record(&bytes).is_err());
+}
+
+/// Whoever made the log may have written anything into it.
+#[test]
+fn texts_that_are_shown_are_printable() {
+    const EVIL: &str = "\u{1b}]0;x\u{7}\u{9b}1m\u{202e}a\nforged";
+    const CLEAN: &str = "?]0;x??1m?a?forged";
+    let (config, format) = (EVIL.to_owned(), EVIL.to_owned());
+    let saved = Some(SavedState { format, version: 1, data: Vec::new() });
+    let evil = || EVIL.to_owned();
+    let about = About {
+        generation: 1,
+        name: evil(),
+        digest: evil(),
+        path: evil(),
+        config,
+        reasons: vec![(1, evil())],
+        saved,
+    };
+    let info =
+        ClientInfo { id: 1, class: Class::High, name: evil(), labels: vec![(evil(), evil())] };
+    let key = KernelKey { name: evil(), image: 0, grid: [1; 3], block: [1; 3] };
+    let fault = Record::Fault { now_ns: 1, kind: FaultKind::Trap, message: evil() };
+    let records = [
+        Record::Policy(about.clone()),
+        Record::Client(info),
+        Record::Kernel { id: 1, key },
+        fault,
+        Record::End { reason: evil(), dropped: 0 },
+    ];
+    let hostile = Header {
+        contract: evil(),
+        core: evil(),
+        limits: serde_json::json!({EVIL: EVIL}),
+        capabilities: vec![evil()],
+        ..header()
+    };
+    let mut writer = Writer::new(Vec::new(), &hostile).unwrap();
+    records.iter().for_each(|record| writer.record(record).unwrap());
+    let bytes = writer.into_inner();
+    let shown = Reader::new(&bytes[..]).unwrap().header().clone();
+    let texts = [&shown.contract, &shown.core, &shown.capabilities[0]];
+    assert_eq!(texts, [CLEAN; 3]);
+    assert_eq!(shown.limits, serde_json::json!({CLEAN: CLEAN}));
+    let (all, error) = read(&bytes);
+    assert!(error.is_none(), "{error:?}");
+    let clean = || CLEAN.to_owned();
+    let cleaned = About {
+        name: clean(),
+        digest: clean(),
+        path: clean(),
+        reasons: vec![(1, clean())],
+        ..about
+    };
+    assert_eq!(all[0], Record::Policy(cleaned), "what a replay needs is as it was");
+    let rest = format!("{:?}", &all[1..]);
+    assert_eq!(rest.matches(CLEAN).count(), 5, "{rest}");
+    // Lines of a fault stay lines.
+    assert!(rest.contains("?]0;x??1m?a\\nforged"), "{rest}");
 }

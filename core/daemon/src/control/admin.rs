@@ -38,6 +38,7 @@ use tally_admin::{Profiles, RecordRequest, Request};
 use tally_contract::limits::{NON_ADMIN_PAUSE_MS, REQUEST_BYTES_MAX};
 use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::{Objective, tpot_ns};
+use tally_decision_log::text::make_printable;
 use tally_ipc::admin;
 use tokio::io::Interest;
 
@@ -161,6 +162,8 @@ pub(super) async fn write(stream: &Connection, answer: &Value) -> bool {
 fn taken_apart(line: &[u8], fds: Vec<PeerFd>) -> Result<(Value, Descriptors), String> {
     let not_a_request = |e: serde_json::Error| format!("not a request: {e}");
     let mut request: Value = serde_json::from_slice(line).map_err(not_a_request)?;
+    // Its texts are shown in the status, in reports and in the core's log, and name no file that the core opens.
+    make_printable(&mut request);
     let named = request.as_object_mut().and_then(|fields| fields.remove("files"));
     let roles: Vec<String> = match named {
         Some(named) => serde_json::from_value(named).map_err(not_a_request)?,
@@ -345,5 +348,21 @@ async fn set_objectives(plane: &Plane, uid: u32, id: u32, asked: tally_admin::Ne
         }
         Ok(false) => error(Code::BadRequest, format!("there is no high-priority client {id}")),
         Err(e) => error(Code::Unavailable, e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_a_request_are_printable_when_it_is_taken_in() {
+        let evil =
+            json!({"path": "/a\u{1b}]0;x\u{7}/b\nINFO forged\u{202e}", "a": {"file": "\u{9b}1m"}});
+        let (request, _) = taken_apart(evil.to_string().as_bytes(), Vec::new()).unwrap();
+        assert_eq!(request, json!({"path": "/a?]0;x?/b?INFO forged?", "a": {"file": "?1m"}}));
+        let roles = json!({"files": ["\u{1b}[2J"]}).to_string();
+        let why = taken_apart(roles.as_bytes(), Vec::new()).unwrap_err();
+        assert!(!why.contains('\u{1b}'), "{why}");
     }
 }

@@ -227,3 +227,69 @@ async fn serve(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tally_contract::limits::BREACHES_MAX;
+    use tally_ipc::layout::STREAM_SLOTS;
+    use tally_ipc::{map, ring, wire};
+    use tokio::sync::mpsc;
+
+    /// What a client sends that has launched to a stream that there is not, as often as it may and once more.
+    fn hello_of_hostile(here: &UnixStream) {
+        let (fd, region) = map::create_client().unwrap();
+        for ticket in 0..=BREACHES_MAX {
+            let request = ring::Request {
+                kernel: 0,
+                flags: 0,
+                grid: [1; 3],
+                block: [1; 3],
+                shared_bytes: 0,
+                stream: STREAM_SLOTS as u32,
+                completion: ticket as u32 + 1,
+                demand: Default::default(),
+            };
+            ring::publish(&region, ticket, &request);
+        }
+        let hello = wire::Hello {
+            high_priority: false,
+            first_ticket: 0,
+            name: "hostile".into(),
+            labels: vec![("min-share".into(), "10%".into())],
+            initialised: false,
+        };
+        wire::send(here.as_fd(), &hello.encode(), &[fd.as_fd()]).unwrap();
+    }
+
+    #[test]
+    fn a_client_that_breaks_the_protocol_before_it_is_welcomed_is_disconnected() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (plane, harness) = open().await;
+            let (_, none) = mpsc::channel(1);
+            let notices = std::mem::replace(&mut harness.borrow_mut().notices, none);
+            tokio::task::spawn_local(super::super::heed(plane.clone(), notices));
+            tokio::task::spawn_local(async move {
+                for turn in 1.. {
+                    harness.borrow_mut().turn(turn * 1_000_000);
+                    // It is served in one turn and dropped in the next, before anything hears of either.
+                    if turn % 4 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+            });
+            let (here, there) = UnixStream::pair().unwrap();
+            hello_of_hostile(&here);
+            there.set_nonblocking(true).unwrap();
+            let there = tokio::net::UnixStream::from_std(there).unwrap();
+            let peer = Peer::of(there.as_fd()).unwrap();
+            let served = serve(&plane, EntryPoint::Clients, there, peer);
+            tokio::time::timeout(PATIENCE, served).await.expect("it is disconnected");
+            let departed = plane.registry.borrow().departed();
+            let reasons: Vec<_> = departed.iter().map(|client| client.reason.as_str()).collect();
+            assert!(matches!(reasons[..], [one] if one.starts_with("dropped: ")), "{reasons:?}");
+        });
+    }
+}

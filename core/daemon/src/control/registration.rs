@@ -13,7 +13,7 @@ use super::connection::Connection;
 use super::journal::Kind;
 use super::registry::{Dismissal, End};
 use crate::config::Fail;
-use crate::dispatch::control::{Control, NewClient};
+use crate::dispatch::control::{AskedMinShare, Control, NewClient};
 use crate::dispatch::kernels::KernelShare;
 use crate::dispatch::park;
 use crate::gpus::Witness;
@@ -283,20 +283,35 @@ async fn admit(
     let class = (class, class_reason);
     let witness = Witness { is_trusted, gpus: plane.gpus.clone() };
     let of_user = (kernels, witness);
-    let (welcome, fds, info) = hand_over(plane, id, hello, region, class, of_user).await?;
+    let Prepared { welcome, fds, info, client, min_share } =
+        prepare(plane, id, hello, region, class, of_user)?;
     let class_reason = welcome.class_reason.clone();
+    // Before it is served: the dispatch thread may drop it at once, and then its record is looked for.
     let dismissal = plane.registry.borrow_mut().add(&info, peer.pid, peer.uid, class_reason);
+    if let Err(why) = plane.control.ask(|done| Control::Join { client, min_share, done }).await {
+        plane.registry.borrow_mut().forget(id);
+        return Err(why.into());
+    }
     Ok(Admitted { welcome, fds, info, dismissal, place })
 }
 
-async fn hand_over(
+/// A client that is not served yet.
+struct Prepared {
+    welcome: Welcome,
+    fds: [OwnedFd; 2],
+    info: ClientInfo,
+    client: Box<NewClient>,
+    min_share: Option<AskedMinShare>,
+}
+
+fn prepare(
     plane: &Plane,
     id: u32,
     hello: Hello,
     region: Mapped<ClientRegion>,
     (class, class_reason): (Class, String),
     (kernels, witness): (Arc<KernelShare>, Witness),
-) -> Result<(Welcome, [OwnedFd; 2], ClientInfo), RegistrationError> {
+) -> Result<Prepared, RegistrationError> {
     let sharing = plane.sharing.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
         client_id: id,
@@ -319,6 +334,10 @@ async fn hand_over(
         tracing::warn!(id, name = info.name, "what it asks for is ignored: label {why}");
     }
     let min_share = min_share_of_labels(pairs).unwrap_or(None);
+    let min_share = min_share.filter(|_| class == Class::BestEffort).map(|asked| AskedMinShare {
+        asked,
+        allowed: plane.config.admission.min_share_percent_max * 10,
+    });
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);
     let (watched, doorbell) = park::doorbell()?;
@@ -333,12 +352,7 @@ async fn hand_over(
         kernels,
         witness,
     });
-    plane.control.ask(|done| Control::Join { client, done }).await?;
-    if let Some(asked) = min_share.filter(|_| class == Class::BestEffort) {
-        let allowed = Some(plane.config.admission.min_share_percent_max * 10);
-        plane.control.ask(|done| Control::SetMinShare { id, asked, allowed, done }).await?;
-    }
-    Ok((welcome, fds, info))
+    Ok(Prepared { welcome, fds, info, client, min_share })
 }
 
 fn errno(error: std::io::Error) -> rustix::io::Errno {

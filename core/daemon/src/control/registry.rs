@@ -113,6 +113,11 @@ impl Registry {
         dismissal
     }
 
+    /// It was never served.
+    pub fn forget(&mut self, id: u32) {
+        self.clients.remove(&id);
+    }
+
     pub fn depart(&mut self, id: u32, end: &End, numbers: Option<&ClientNumbers>) {
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);

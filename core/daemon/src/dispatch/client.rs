@@ -4,6 +4,7 @@
 
 mod breaches;
 mod turnarounds;
+mod units;
 
 pub use breaches::Oddities;
 
@@ -209,21 +210,15 @@ impl DispatchClient {
     pub fn poll_activity(
         &mut self,
         now_ns: u64,
+        share: Share,
         stall_ns: u64,
         engine: &mut Engine,
         out: &mut Vec<Action>,
     ) -> bool {
-        let a = &self.link.region.activity;
         // Before the units: they begin before it is busy, and end before it is idle.
-        self.says_busy = a.busy_streams.load(SeqCst) != 0;
-        let mut has_more = false;
-        if let (Some(service), Some(marks)) = (&mut self.service, &mut self.marks) {
-            has_more = marks.read(now_ns, &self.link.region.marks, &self.link.core.marks_read);
-            // Before the end of their unit.
-            marks.tell_tokens(self.link.info.id, engine);
-            marks.tell_profile(self.link.info.id, engine);
-            service.look(now_ns, marks).tell(now_ns, self.link.info.id, engine, out);
-        }
+        self.says_busy = self.link.region.activity.busy_streams.load(SeqCst) != 0;
+        let has_more = self.poll_units(now_ns, share, engine, out);
+        let a = &self.link.region.activity;
         let periods = a.busy_periods.load(Acquire);
         let launches = self.launches.look(now_ns, &self.link.region.counters);
         let (says, still) = (self.says_busy, &mut self.standstill);
@@ -368,7 +363,7 @@ impl DispatchClient {
         }
         self.dirty = still_dirty;
         let completions = share.completions - left;
-        self.user().used(Share { submissions: 0, completions, turnarounds: 0 });
+        self.user().used(Share { completions, ..Share::default() });
         Looked { moved, streams }
     }
 
@@ -413,7 +408,7 @@ impl DispatchClient {
             self.next_ticket = ticket + 1;
             ring::consume(&self.link.core, ticket);
         }
-        self.user().used(Share { submissions: taken, completions: 0, turnarounds: 0 });
+        self.user().used(Share { submissions: taken, ..Share::default() });
         Taken::Launches(launches)
     }
 

@@ -44,10 +44,20 @@ pub struct NewClient {
     pub kernels: Arc<KernelShare>,
 }
 
+/// The floor that a best-effort client asks for as it registers.
+#[derive(Clone, Copy, Debug)]
+pub struct AskedMinShare {
+    /// Permille, like the other.
+    pub asked: u32,
+    /// What programs may have together by asking.
+    pub allowed: u32,
+}
+
 pub enum Control {
     /// Serve this client from now on.
     Join {
         client: Box<NewClient>,
+        min_share: Option<AskedMinShare>,
         /// Told when it is served: it may be welcomed.
         done: oneshot::Sender<()>,
     },

@@ -235,8 +235,14 @@ impl Marks {
         }
     }
 
-    /// Takes what ended since the last pass, as much as one pass may. True if there is more.
-    pub fn read(&mut self, now_ns: u64, from: &theirs::Marks, read: &AtomicU64) -> bool {
+    /// Takes what ended since the last pass, at most so many units. How many it took.
+    pub fn read(
+        &mut self,
+        now_ns: u64,
+        from: &theirs::Marks,
+        read: &AtomicU64,
+        most: usize,
+    ) -> usize {
         self.ended.clear();
         self.tokens_ended.clear();
         (self.is_sampled, self.is_first, self.is_first_token) = (false, false, false);
@@ -250,7 +256,7 @@ impl Marks {
         // The client may also write less: what was counted stays.
         let dropped = from.dropped.load(Relaxed).saturating_sub(self.dropped_before);
         self.dropped = self.dropped.max(dropped);
-        self.has_more = from.next.load(Acquire) != self.next && self.take(now_ns, from);
+        let taken = self.take(now_ns, from, most.min(PASS_MARKS_CLIENT_MAX));
         // The client frees the place of a unit after it has reported the end.
         for unit in &self.ended {
             if let Some(at) = self.open.iter().position(|open| open.is(&unit.open)) {
@@ -266,7 +272,7 @@ impl Marks {
             self.ended.retain(|unit| unit.kind == Kind::Request);
             self.look_at_open(now_ns, from);
         }
-        self.has_more
+        taken
     }
 
     fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
@@ -308,37 +314,39 @@ impl Marks {
         self.is_profiled = true;
     }
 
-    fn take(&mut self, now_ns: u64, from: &theirs::Marks) -> bool {
-        for _ in 0..PASS_MARKS_CLIENT_MAX {
+    fn take(&mut self, now_ns: u64, from: &theirs::Marks, most: usize) -> usize {
+        let mut taken = 0;
+        self.has_more = false;
+        loop {
+            let end = from.next.load(Acquire);
+            if self.next == end {
+                break;
+            }
+            if taken == most {
+                self.has_more = true;
+                break;
+            }
+            let mut next = self.next.wrapping_add(1);
             match from.poll(self.next) {
                 Polled::Ended(stated) => self.take_one(now_ns, stated),
                 Polled::Overtaken(ticket) => {
                     // One that waits too long loses its slot; a client may also state any number.
                     self.wrong = self.wrong.saturating_add(1);
-                    self.stuck_since_ns = None;
-                    let end = from.next.load(Acquire);
-                    if ticket.wrapping_sub(self.next) >= end.wrapping_sub(self.next) {
-                        self.next = end;
-                        return false;
-                    }
-                    self.next = ticket;
-                    continue;
+                    let is_past = ticket.wrapping_sub(self.next) >= end.wrapping_sub(self.next);
+                    next = if is_past { end } else { ticket };
                 }
                 Polled::Empty => {
                     let since_ns = *self.stuck_since_ns.get_or_insert(now_ns);
                     if now_ns.saturating_sub(since_ns) < STUCK_NS {
-                        return false;
+                        break;
                     }
                     self.wrong += 1;
                 }
             }
-            self.stuck_since_ns = None;
-            self.next = self.next.wrapping_add(1);
-            if self.next == from.next.load(Acquire) {
-                return false;
-            }
+            (self.next, self.stuck_since_ns) = (next, None);
+            taken += 1;
         }
-        true
+        taken
     }
 
     fn take_one(&mut self, now_ns: u64, stated: Stated) {

@@ -48,7 +48,7 @@ pub use start::{Handle, Settings, start};
 use crate::loader::{Loaded, saved_state};
 use background::Background;
 use client::DispatchClient;
-use control::{Control, ControlReceiver, Left, NewClient, Notice, Retired};
+use control::{AskedMinShare, Control, ControlReceiver, Left, NewClient, Notice, Retired};
 use handover::{FaultCost, SwapPause};
 use latency::Latency;
 use measure::Measuring;
@@ -353,8 +353,12 @@ impl Dispatch {
             let Some(request) = self.control.next() else { break };
             any = true;
             match request {
-                Control::Join { client, done } => {
+                Control::Join { client, min_share, done } => {
+                    let id = client.info.id;
                     self.join(now, *client);
+                    if let Some(AskedMinShare { asked, allowed }) = min_share {
+                        self.set_min_share(now, id, asked, Some(allowed));
+                    }
                     let _ = done.send(());
                 }
                 Control::Leave { id, done } => {

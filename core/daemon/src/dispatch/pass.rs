@@ -10,6 +10,7 @@ use tally_ipc::wait::now_ns;
 /// Clients that the next pass begins with, for each kind of work.
 #[derive(Default)]
 pub(super) struct Order {
+    marks: Rotation,
     completions: Rotation,
     submissions: Rotation,
     wakes: Rotation,
@@ -18,16 +19,8 @@ pub(super) struct Order {
 impl Dispatch {
     /// Everything that clients did since the last pass. True if it was anything.
     pub(super) fn pass(&mut self, now: u64) -> bool {
-        let mut active = false;
         let was_in_flight = self.engine.has_in_flight();
-        for c in self.clients.iter_mut().filter(|c| c.is_high()) {
-            active |= c.poll_activity(
-                now,
-                self.settings.high_stall_ns,
-                &mut self.engine,
-                &mut self.actions,
-            );
-        }
+        let mut active = self.take_activity(now);
         if active {
             self.beat();
         }
@@ -48,6 +41,23 @@ impl Dispatch {
         let high = self.wants_high_activity();
         for c in self.clients.iter_mut().filter(|c| high || !c.is_high()) {
             c.poll_probe(now);
+        }
+        active
+    }
+
+    fn take_activity(&mut self, now: u64) -> bool {
+        let mut active = false;
+        for at in self.order.marks.begin(self.clients.iter().map(|c| c.id())) {
+            let c = &mut self.clients[at];
+            if !c.is_high() {
+                continue;
+            }
+            let share = c.left(self.turns, self.share);
+            let (stall_ns, engine) = (self.settings.high_stall_ns, &mut self.engine);
+            active |= c.poll_activity(now, share, stall_ns, engine, &mut self.actions);
+            if share.marks == 0 && c.has_more_units() {
+                self.order.marks.skip(c.id());
+            }
         }
         active
     }
@@ -159,11 +169,12 @@ mod tests {
     use crate::quota::User;
     use rustix::fd::AsFd;
     use std::sync::atomic::Ordering::SeqCst;
-    use tally_contract::limits::PASS_SUBMISSIONS_CLIENT_MAX;
+    use tally_contract::limits::{MARK_SLOTS, PASS_MARKS_CLIENT_MAX, PASS_SUBMISSIONS_CLIENT_MAX};
     use tally_engine::EngineConfig;
     use tally_engine::policy::{Class, ClientInfo};
     use tally_ipc::layout::RING_SLOTS;
     use tally_ipc::map::{self, Mapped};
+    use tally_ipc::marks::{Kind, Stated, What};
     use tally_ipc::ring::{self, Request};
     use tally_ipc::{ClientRegion, CoreRegion};
 
@@ -176,11 +187,15 @@ mod tests {
     }
 
     impl Client {
-        fn new(id: u32, uid: u32, shares: &mut KernelShares) -> (Client, Box<NewClient>) {
+        fn new(
+            id: u32,
+            uid: u32,
+            class: Class,
+            shares: &mut KernelShares,
+        ) -> (Client, Box<NewClient>) {
             let (region_fd, region) = map::create_client().unwrap();
             let (core_fd, core) = map::create_core().unwrap();
-            let info =
-                ClientInfo { id, class: Class::BestEffort, name: String::new(), labels: vec![] };
+            let info = ClientInfo { id, class, name: String::new(), labels: vec![] };
             let new = NewClient {
                 info,
                 region: map::open_client(region_fd.as_fd()).unwrap(),
@@ -209,13 +224,24 @@ mod tests {
             self.ticket += 1;
         }
 
+        /// False if there is no room.
+        fn mark(&self) -> bool {
+            let what = What::marked(Kind::Token, None).pack();
+            let unit = Stated { began_ns: 1, ended_ns: 2, what };
+            self.region.marks.publish(self.marks_read(), unit).is_some()
+        }
+
+        fn marks_read(&self) -> u64 {
+            self.core.marks_read.load(SeqCst)
+        }
+
         fn taken(&self) -> u64 {
             self.core.consumed.load(SeqCst)
         }
     }
 
-    #[test]
-    fn a_hundred_clients_of_one_user_take_a_pass_of_one() {
+    /// A hundred clients of one user, one of another, and when the last of them was served.
+    fn joined(class: Class) -> (Harness, Vec<Client>, Client, u64) {
         let settings = Settings {
             spin_ns: 0,
             pin_cpu: None,
@@ -229,17 +255,24 @@ mod tests {
         let mut clients = Vec::new();
         let mut now_ns = 1;
         for id in 1..=HOSTILE + 1 {
-            let (client, new) = Client::new(id, u32::from(id <= HOSTILE), &mut shares);
+            let (client, new) = Client::new(id, u32::from(id <= HOSTILE), class, &mut shares);
             let (done, _joined) = tokio::sync::oneshot::channel();
-            assert!(harness.send(Control::Join { client: new, done }));
+            assert!(harness.send(Control::Join { client: new, min_share: None, done }));
             clients.push(client);
             if clients.len() % REQUESTS_IN_A_TURN == 0 {
+                now_ns += 1;
                 harness.turn(now_ns);
             }
         }
         harness.turn(now_ns);
         assert_eq!(harness.clients().count(), clients.len());
-        let mut honest = clients.pop().unwrap();
+        let honest = clients.pop().unwrap();
+        (harness, clients, honest, now_ns)
+    }
+
+    #[test]
+    fn a_hundred_clients_of_one_user_take_a_pass_of_one() {
+        let (mut harness, mut clients, mut honest, mut now_ns) = joined(Class::BestEffort);
         clients.iter_mut().for_each(|c| (0..RING_SLOTS).for_each(|_| c.launch()));
         let all = |clients: &[Client]| clients.iter().map(Client::taken).sum::<u64>();
         let mut turns = 0;
@@ -258,5 +291,30 @@ mod tests {
             }
             assert!(turns < 100 * HOSTILE, "none is left behind");
         }
+    }
+
+    #[test]
+    fn a_hundred_clients_of_one_user_have_the_units_of_one_read() {
+        let (mut harness, clients, honest, mut now_ns) = joined(Class::High);
+        let marked: u64 =
+            clients.iter().map(|c| (0..).take_while(|_| c.mark()).count() as u64).sum();
+        assert_eq!(marked, u64::from(HOSTILE) * MARK_SLOTS as u64);
+        let all = |clients: &[Client]| clients.iter().map(Client::marks_read).sum::<u64>();
+        let mut turns = 0;
+        while all(&clients) < marked {
+            let before = all(&clients);
+            assert!(honest.mark());
+            now_ns += 100_000;
+            let sleeps_ns = harness.turn(now_ns);
+            turns += 1;
+            assert_eq!(honest.marks_read(), turns, "at once");
+            let read = all(&clients) - before;
+            assert!((1..=PASS_MARKS_CLIENT_MAX as u64).contains(&read), "{read}");
+            assert!(sleeps_ns.is_none() || all(&clients) == marked, "there is more");
+            if turns == u64::from(HOSTILE) {
+                assert!(clients.iter().all(|c| c.marks_read() > 0), "each has its turn");
+            }
+        }
+        assert_eq!(turns, marked.div_ceil(PASS_MARKS_CLIENT_MAX as u64));
     }
 }

@@ -267,7 +267,7 @@ mod tests {
         }
 
         fn look(&mut self, now_ns: u64, service: &mut Service) -> Looked {
-            self.marks.read(now_ns, &self.region.marks, &self.read);
+            self.marks.read(now_ns, &self.region.marks, &self.read, usize::MAX);
             service.look(now_ns, &self.marks)
         }
     }

@@ -10,13 +10,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use tally_contract::limits::{
-    PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX,
-    PASS_SUBMISSIONS_MAX, PASS_WAKES_USER_MAX,
+    PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_MARKS_CLIENT_MAX,
+    PASS_SUBMISSIONS_CLIENT_MAX, PASS_SUBMISSIONS_MAX, PASS_WAKES_USER_MAX,
 };
 use tally_ipc::wait::now_ns;
 
 /// What is done for one client in a pass, at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
     /// Launches taken from its ring.
     pub submissions: usize,
@@ -24,6 +24,8 @@ pub struct Share {
     pub completions: usize,
     /// Reports of how soon a launch yielded.
     pub turnarounds: usize,
+    /// Marked units of work.
+    pub marks: usize,
 }
 
 impl Share {
@@ -34,6 +36,7 @@ impl Share {
             submissions: part(PASS_SUBMISSIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX),
             completions: part(PASS_COMPLETIONS_MAX, PASS_COMPLETIONS_CLIENT_MAX),
             turnarounds: part(PASS_SUBMISSIONS_MAX, PASS_SUBMISSIONS_CLIENT_MAX),
+            marks: PASS_MARKS_CLIENT_MAX,
         }
     }
 }
@@ -45,6 +48,7 @@ pub struct UserPass {
     submissions: AtomicU32,
     completions: AtomicU32,
     turnarounds: AtomicU32,
+    marks: AtomicU32,
     wakes: AtomicU32,
     debt: Debt,
 }
@@ -95,7 +99,8 @@ impl UserPass {
     fn begin(&self, turn: u64) {
         if self.turn.load(Relaxed) != turn {
             self.turn.store(turn, Relaxed);
-            for used in [&self.submissions, &self.completions, &self.turnarounds, &self.wakes] {
+            let UserPass { submissions, completions, turnarounds, marks, wakes, .. } = self;
+            for used in [submissions, completions, turnarounds, marks, wakes] {
                 used.store(0, Relaxed);
             }
         }
@@ -105,11 +110,12 @@ impl UserPass {
     pub fn left(&self, turn: u64, share: Share) -> Share {
         self.begin(turn);
         let left = |most: usize, used: &AtomicU32| most.saturating_sub(used.load(Relaxed) as usize);
-        let Share { submissions, completions, turnarounds } = share;
+        let Share { submissions, completions, turnarounds, marks } = share;
         Share {
             submissions: submissions.min(left(PASS_SUBMISSIONS_CLIENT_MAX, &self.submissions)),
             completions: completions.min(left(PASS_COMPLETIONS_CLIENT_MAX, &self.completions)),
             turnarounds: turnarounds.min(left(PASS_SUBMISSIONS_CLIENT_MAX, &self.turnarounds)),
+            marks: marks.min(left(PASS_MARKS_CLIENT_MAX, &self.marks)),
         }
     }
 
@@ -118,6 +124,7 @@ impl UserPass {
         add(&self.submissions, share.submissions as u32);
         add(&self.completions, share.completions as u32);
         add(&self.turnarounds, share.turnarounds as u32);
+        add(&self.marks, share.marks as u32);
     }
 
     /// Whether another thread of it may be woken in this turn of the loop.
@@ -175,7 +182,8 @@ mod tests {
         let share = Share::of(100);
         let mut clients = 0;
         while user.left(1, share).submissions > 0 {
-            user.used(Share { completions: 0, turnarounds: 0, ..user.left(1, share) });
+            let submissions = user.left(1, share).submissions;
+            user.used(Share { submissions, ..Share::default() });
             clients += 1;
         }
         assert_eq!(clients, PASS_SUBMISSIONS_CLIENT_MAX.div_ceil(share.submissions));

@@ -9,6 +9,8 @@ use super::marks::MarkNumbers;
 use super::min_share::{MinShare, MinShares};
 use super::service::ServiceNumbers;
 use crate::profile_store::profiled::Device;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use tally_admin::{Quantiles, SwapPauseUs};
 use tally_engine::engine::Had;
@@ -255,18 +257,46 @@ pub struct Snapshot {
     pub device: Option<Device>,
 }
 
+/// The `most` largest of what is pushed. A push takes O(log `most`) comparisons, in whatever order values come: the
+/// dispatch thread pushes up to [`PIECE`] of them in one pass.
+struct Largest<T> {
+    most: usize,
+    /// The least on top.
+    heap: BinaryHeap<Reverse<T>>,
+}
+
+impl<T: Ord> Largest<T> {
+    fn new(most: usize) -> Self {
+        Largest { most, heap: BinaryHeap::new() }
+    }
+
+    fn push(&mut self, value: T) {
+        if self.heap.len() < self.most {
+            self.heap.push(Reverse(value));
+        } else if let Some(mut least) = self.heap.peek_mut()
+            && least.0 < value
+        {
+            *least = Reverse(value);
+        }
+    }
+
+    /// Largest first.
+    fn into_sorted(self) -> impl Iterator<Item = T> {
+        self.heap.into_sorted_vec().into_iter().map(|Reverse(value)| value)
+    }
+}
+
 /// A snapshot in the making: first the kernel table, in pieces.
 pub struct Job {
     reply: oneshot::Sender<Snapshot>,
-    most: usize,
     cursor: u32,
-    /// (measured ns in all, kernel), the largest `most`.
-    top: Vec<(u64, KernelId)>,
+    /// (measured ns in all, kernel)
+    top: Largest<(u64, KernelId)>,
 }
 
 impl Job {
     pub fn new(reply: oneshot::Sender<Snapshot>, most: usize) -> Self {
-        Job { reply, most, cursor: 0, top: Vec::new() }
+        Job { reply, cursor: 0, top: Largest::new(most) }
     }
 
     /// Do a piece. True when only [`Job::finish`] is left.
@@ -280,15 +310,8 @@ impl Job {
             self.cursor += 1;
             let Some((id, profile)) = profiles.at(at) else { continue };
             let total = profile.mean_ns.saturating_mul(profile.count);
-            if total > 0 && self.most > 0 {
-                if self.top.len() == self.most && self.top[0].0 < total {
-                    self.top.swap_remove(0);
-                }
-                if self.top.len() < self.most {
-                    self.top.push((total, id));
-                    // The least at the front; `most` is small.
-                    self.top.sort_unstable();
-                }
+            if total > 0 {
+                self.top.push((total, id));
             }
         }
         false
@@ -297,7 +320,7 @@ impl Job {
     /// Fill in the rest and send it.
     pub fn finish(self, engine: &Engine, fill: impl FnOnce(&mut Snapshot)) {
         let profiles = &engine.world().profiles;
-        let kernels = self.top.iter().rev().filter_map(|&(_, id)| profiles.get(id));
+        let kernels = self.top.into_sorted().filter_map(|(_, id)| profiles.get(id));
         let mut snapshot = Snapshot {
             policy: engine.policy_stats().clone(),
             figures: None,
@@ -329,5 +352,54 @@ impl Job {
         };
         fill(&mut snapshot);
         let _ = self.reply.send(snapshot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::cmp::Ordering;
+
+    thread_local! {
+        static COMPARISONS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Counts how often values are compared.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Counted(u64);
+
+    impl PartialOrd for Counted {
+        fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+
+    impl Ord for Counted {
+        fn cmp(&self, other: &Self) -> Ordering {
+            COMPARISONS.set(COMPARISONS.get() + 1);
+            self.0.cmp(&other.0)
+        }
+    }
+
+    #[test]
+    fn the_largest_are_those_that_sorting_finds_and_cost_few_comparisons() {
+        let count = 4 * u64::from(PIECE);
+        // A multiplier without a common factor with 2^12: each value once, in no order.
+        let random = (0..count).map(|n| n * 2_654_435_761 % count).collect();
+        let few: Vec<u64> = (0..count).map(|n| n % 7).collect();
+        for times in [(0..count).collect(), (0..count).rev().collect(), random, few] {
+            for most in [0, 1, 10, 1_000, 5_000] {
+                let mut top = Largest::new(most);
+                COMPARISONS.set(0);
+                times.iter().for_each(|ns| top.push(Counted(*ns)));
+                let each = COMPARISONS.get().div_ceil(count);
+                assert!(each <= 2 * u64::from(count.ilog2() + 1), "{each} comparisons a value");
+                let mut sorted: Vec<u64> = Vec::clone(&times);
+                sorted.sort_unstable_by(|a, b| b.cmp(a));
+                sorted.truncate(most);
+                assert_eq!(top.into_sorted().map(|ns| ns.0).collect::<Vec<_>>(), sorted);
+            }
+        }
     }
 }

@@ -198,6 +198,7 @@ impl Stateful for Chaos {
             100 => vec![7; tally_sdk::SAVED_BYTES_MAX],
             101 => vec![7; tally_sdk::SAVED_BYTES_MAX + 1],
             102 => vec![7; 1 << 20],
+            103 | 104 => Vec::new(),
             how => {
                 misbehave(how);
                 self.decides.to_le_bytes().into()
@@ -205,7 +206,13 @@ impl Stateful for Chaos {
         };
         // Nobody is left to do it for.
         host::set_timer(1, 1);
-        Saved { format: "chaos".into(), version: 1, data }
+        // Of the longest name that a format may have, and of one byte more.
+        let format = match self.in_snapshot {
+            103 => "f".repeat(256),
+            104 => "f".repeat(257),
+            _ => "chaos".into(),
+        };
+        Saved { format, version: 1, data }
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {

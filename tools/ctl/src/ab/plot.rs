@@ -123,7 +123,7 @@ fn effect(report: &Report) -> Panel {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use roxmltree::Document;
@@ -132,7 +132,7 @@ mod tests {
     use tally_plot::Theme;
 
     /// In virtual time: requests of about 10 ms under A, times `ratio` under B.
-    fn report(ratio: f64, blocks: usize) -> Report {
+    pub(crate) fn report(ratio: f64, blocks: usize) -> Report {
         let plan = Plan { to_end: true, ..Plan::of(Metric::HpP99) };
         let mut experiment = Experiment::new(plan, 0).unwrap();
         let mut now_ns = 0;

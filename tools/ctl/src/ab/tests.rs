@@ -140,6 +140,20 @@ fn files_that_are_no_reports_are_refused_by_name() {
     }
 }
 
+/// A report may come from anybody.
+#[test]
+fn texts_of_reports_are_printable() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.json");
+    std::fs::write(&file, r#"{"schema": "\u001b]0;x\u0007\u009b1m\nforged"}"#).unwrap();
+    let error = read_file(&file).unwrap_err().to_string();
+    assert!(error.contains("?]0;x??1m?forged"), "{error}");
+    let mut report = serde_json::to_value(plot::tests::report(1.0, 2)).unwrap();
+    report["a"]["name"] = "\u{1b}[31mA\u{202e}".into();
+    std::fs::write(&file, report.to_string()).unwrap();
+    assert_eq!(read_file(&file).unwrap().a.source.name, "?[31mA?");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_before_the_core_is_asked() {
     let refused = |more: &[&str], words: &str| {

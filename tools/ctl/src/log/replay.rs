@@ -38,12 +38,51 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
+/// The most that a core's configuration allows for `component_bytes_max`.
+#[cfg(feature = "wasm")]
+const COMPONENT_BYTES_MAX: usize = 1 << 30;
+
+/// The bytes of the file that a log names, if they are those of the log. A log may name any file, and whoever wrote it
+/// need not be whoever reads it: no other bytes are compiled or run.
+#[cfg(feature = "wasm")]
+fn component_of_log(path: &Path, digest: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
+    use std::io::Read;
+    let wrong = |why: String| {
+        let path = path.display();
+        format!(
+            "{path}: {why}: name the log's policy, or another to compare with, with --policy FILE"
+        )
+    };
+    // Does not wait at a FIFO.
+    let opened = tally_ipc::admin::open_to_read("component", path);
+    let file = std::fs::File::from(opened.map_err(|e| e.to_string())?.fd);
+    let about = file.metadata().map_err(|e| wrong(e.to_string()))?;
+    if !about.is_file() {
+        return Err(wrong("is no regular file".into()));
+    }
+    if about.len() > bytes_max as u64 {
+        return Err(wrong(format!("has more than {bytes_max} bytes")));
+    }
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    file.take(bytes_max as u64).read_to_end(&mut bytes).map_err(|e| wrong(e.to_string()))?;
+    let found = tally_trust::Digest::of(&bytes).hex();
+    if found != digest {
+        return Err(wrong(format!(
+            "is no longer the component of the log (sha256 {found}, then {digest})"
+        )));
+    }
+    Ok(bytes)
+}
+
 /// What makes instances of the policy, and whether all were the log's own.
 struct Source {
     policy: Option<PathBuf>,
     config: Option<String>,
     #[cfg(feature = "wasm")]
     host: tally_wasm_host::PolicyHost,
+    #[cfg(feature = "wasm")]
+    component_bytes_max: usize,
     same: bool,
     digest: String,
 }
@@ -61,6 +100,7 @@ impl Source {
         limits.init_cpu_ms_max = limits.init_cpu_ms_max.max(60_000);
         let granted = header.capabilities.iter().map(|name| name.parse::<Capability>());
         let granted = granted.collect::<Result<Capabilities, _>>().map_err(failed)?;
+        let component_bytes_max = limits.component_bytes_max.min(COMPONENT_BYTES_MAX);
         let host = PolicyHost::new(limits).map_err(|e| failed(e.to_string()))?;
         let host = host.granting(granted);
         let config = match &args.config {
@@ -71,7 +111,8 @@ impl Source {
             None => None,
         };
         let policy = args.policy.clone();
-        Ok(Source { policy, config, host, same: true, digest: String::new() })
+        let digest = String::new();
+        Ok(Source { policy, config, host, component_bytes_max, same: true, digest })
     }
 
     #[cfg(not(feature = "wasm"))]
@@ -82,18 +123,23 @@ impl Source {
 
     #[cfg(feature = "wasm")]
     fn instance(&mut self, about: &About) -> Result<Box<dyn Policy + Send>, String> {
-        let path = match &self.policy {
-            Some(path) => path.clone(),
+        let compiled = match &self.policy {
+            Some(path) => self.host.compile_file(path),
             None if about.path.is_empty() => {
                 return Err(format!(
                     "{} was active, which is no component: name one with --policy FILE",
                     about.name
                 ));
             }
-            None => PathBuf::from(&about.path),
+            None => {
+                let path = Path::new(&about.path);
+                let bytes = component_of_log(path, &about.digest, self.component_bytes_max)?;
+                let file = tally_wasm_host::ComponentFile::new(path, bytes, None);
+                self.host.compile(&file, &tally_wasm_host::Cancel::never())
+            }
         };
+        let compiled = compiled.map_err(|e| e.to_string())?;
         let config = self.config.as_deref().unwrap_or(&about.config);
-        let compiled = self.host.compile_file(&path).map_err(|e| e.to_string())?;
         let saved = about.saved.as_ref().map(|s| tally_wasm_host::Saved {
             format: s.format.clone(),
             version: s.version,
@@ -101,15 +147,6 @@ impl Source {
         });
         let loaded = compiled.start(config, saved.as_ref()).map_err(|e| e.to_string())?;
         self.digest = loaded.digest().to_owned();
-        if self.policy.is_none() && loaded.digest() != about.digest {
-            return Err(format!(
-                "{} is no longer the component of the log (sha256 {}, then {}): name that, or \
-                 another to compare with, with --policy FILE",
-                path.display(),
-                loaded.digest(),
-                about.digest
-            ));
-        }
         self.same &= loaded.digest() == about.digest && config == about.config;
         Ok(Box::new(loaded))
     }
@@ -314,6 +351,29 @@ fn places(out: &mut impl Write, what: &str, all: &[(String, u32, Share)]) -> std
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "wasm")]
+    #[test]
+    fn only_the_bytes_of_the_log_are_taken_of_the_file_that_it_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("p.wasm"), b"component").unwrap();
+        let digest = tally_trust::Digest::of(b"component").hex();
+        assert_eq!(component_of_log(&at("p.wasm"), &digest, 9).unwrap(), b"component");
+        let fifo = at("fifo");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        let refused = |path: &Path, digest: &str, bytes_max, why: &str| {
+            let said = component_of_log(path, digest, bytes_max).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        };
+        refused(&at("p.wasm"), &digest, 8, "more than 8 bytes");
+        refused(&at("p.wasm"), "", 9, "is no longer the component of the log");
+        refused(&fifo, &digest, 9, "no regular file");
+        refused(dir.path(), &digest, 9, "no regular file");
+        refused(Path::new("/dev/zero"), &digest, 9, "no regular file");
+        refused(&at("none"), &digest, 9, "none");
+    }
 
     fn code(decisions: u64, parts: Parts) -> (u8, String) {
         let comparison = Comparison { decisions, equal: decisions, ..Comparison::default() };

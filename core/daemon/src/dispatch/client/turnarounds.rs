@@ -21,6 +21,6 @@ impl DispatchClient {
         }
         self.turnarounds_seen = count;
         let turnarounds = (count - from) as usize;
-        self.user().used(Share { submissions: 0, completions: 0, turnarounds });
+        self.user().used(Share { turnarounds, ..Share::default() });
     }
 }

@@ -33,7 +33,8 @@ impl Client {
     }
 
     fn read(&mut self, now_ns: u64) -> bool {
-        self.marks.read(now_ns, &self.region.marks, &self.read)
+        self.marks.read(now_ns, &self.region.marks, &self.read, PASS_MARKS_CLIENT_MAX);
+        self.marks.has_more()
     }
 
     /// Requests of the last pass, their longest, and how many were carried.

@@ -1,0 +1,78 @@
+//! `tallyctl log` with a log that somebody else made.
+#![cfg(feature = "wasm")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tally_decision_log::{About, Begin, Header, Record, Writer};
+use tally_engine::policy::{SharingMode, Subscriptions};
+use tally_wasm_host::Limits;
+
+const EVIL: &str = "\u{1b}]0;x\u{7}\u{9b}1m\nforged\u{202e}";
+
+/// A log whose policy is this file.
+fn log(folder: &Path, component: &Path, digest: &str) -> PathBuf {
+    let header = Header {
+        contract: EVIL.into(),
+        core: EVIL.into(),
+        started_unix_s: 1,
+        limits: serde_json::to_value(Limits::default()).unwrap(),
+        capabilities: Vec::new(),
+    };
+    let about = About {
+        generation: 1,
+        name: EVIL.into(),
+        digest: digest.into(),
+        path: component.to_str().unwrap().into(),
+        ..About::default()
+    };
+    let file = folder.join("hostile.tlog");
+    let mut writer = Writer::new(std::fs::File::create(&file).unwrap(), &header).unwrap();
+    let subscribed = Subscriptions::of_bits(0);
+    for record in [
+        Record::Policy(about),
+        Record::Base(SharingMode::Concurrent),
+        Record::Begin { how: Begin::PolicyStart, lost: 0, subscribed },
+        Record::Start(Vec::new()),
+        Record::End { reason: EVIL.into(), dropped: 0 },
+    ] {
+        writer.record(&record).unwrap();
+    }
+    file
+}
+
+fn tallyctl(args: &[&str], file: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallyctl"));
+    command.arg("log").args(args).arg(file).output().unwrap()
+}
+
+#[test]
+fn a_component_whose_bytes_are_not_the_logs_is_not_compiled() {
+    let dir = tempfile::tempdir().unwrap();
+    let component = dir.path().join("p.wasm");
+    std::fs::write(&component, b"no component").unwrap();
+    let replayed = |digest: &str| {
+        let output = tallyctl(&["replay"], &log(dir.path(), &component, digest));
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let changed = "is no longer the component of the log";
+    let why = replayed("");
+    assert!(why.contains(changed), "{why}");
+    // Compiled, it is refused with other words.
+    let why = replayed(&tally_trust::Digest::of(b"no component").hex());
+    assert!(why.contains("p.wasm") && !why.contains(changed), "{why}");
+}
+
+#[test]
+fn what_a_log_says_is_printable() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = log(dir.path(), Path::new("/none"), "");
+    for args in [&["show"][..], &["show", "--json"], &["replay"]] {
+        let output = tallyctl(args, &file);
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap());
+        assert!(args == ["replay"] || said[0].contains("?]0;x??1m?forged?"), "{said:?}");
+        for c in ['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}'] {
+            assert!(!said.iter().any(|said| said.contains(c)), "{args:?}: {said:?}");
+        }
+    }
+}
