@@ -44,6 +44,7 @@ fn the_contract_states_the_limits() {
         format!("At most {} counters and gauges", l::METRICS_MAX),
         format!("1 to 255, in at most {} bytes", l::REASON_BYTES_MAX),
         format!("At most {} timers are pending", l::TIMERS_MAX),
+        format!("of a call at most {} requests", l::COMMANDS_MAX),
     ] {
         assert!(text.contains(&phrase), "wit/policy.wit does not say {phrase:?}");
     }
