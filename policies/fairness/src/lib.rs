@@ -28,9 +28,11 @@
 
 mod floor;
 mod saved;
+mod shares;
 
 pub use floor::{Due, Floors};
 pub use saved::SavedRounds;
+pub use shares::Shares;
 
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 
