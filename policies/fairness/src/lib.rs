@@ -29,10 +29,12 @@
 mod floor;
 mod saved;
 mod shares;
+mod yields;
 
 pub use floor::{Due, Floors};
 pub use saved::SavedRounds;
 pub use shares::Shares;
+pub use yields::Yields;
 
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 
