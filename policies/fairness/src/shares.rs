@@ -40,15 +40,29 @@ impl Shares {
     ) {
         if self.clients.high() + self.clients.best_effort() == 0 {
             let mode = host::sharing_mode();
-            self.time_sliced = mode == SharingMode::TimeSliced;
-            self.rounds = Rounds::begin(mode, turn_ns(mode), self.saved.take(), &mut self.floors);
-            if let Some(timer) = self.timer {
-                self.floors.wake_again(now_ns, timer);
-            }
+            self.begin(now_ns, mode, turn_ns(mode));
         }
         self.clients.joined(client);
         if client.class == PriorityClass::BestEffort {
             self.rounds.joined(client);
+        }
+    }
+
+    fn begin(&mut self, now_ns: u64, mode: SharingMode, turn_ns: u64) {
+        self.time_sliced = mode == SharingMode::TimeSliced;
+        let rounds = match mode {
+            SharingMode::Concurrent => Rounds::side_by_side(turn_ns),
+            SharingMode::TimeSliced => Rounds::one_at_a_time(turn_ns),
+        };
+        self.rounds = match self.saved.take() {
+            Some((saved, floors)) => {
+                self.floors = floors;
+                rounds.after(saved)
+            }
+            None => rounds,
+        };
+        if let Some(timer) = self.timer {
+            self.floors.wake_again(now_ns, timer);
         }
     }
 
@@ -59,9 +73,9 @@ impl Shares {
         self.floors.left(client);
     }
 
-    /// What the floor of a launch's client makes of its answer; nothing if the client has none. A hold ends when the client
-    /// will be due. `may_yield`: the client may be asked to yield while the launch is under way, and has to be looked at
-    /// meanwhile. True, and answered for this reason, if the launch goes for the sake of the floor.
+    /// The answer to a launch as the floor of its client changes it; the given one if it has none. A hold ends when the
+    /// client will be due. `may_yield`: the client may be asked to yield meanwhile, so a timer looks at its floor again.
+    /// Also whether the launch goes for the sake of the floor, which is the `reason` then.
     pub fn with_floor(
         &mut self,
         launch: &Launch,
@@ -76,15 +90,14 @@ impl Shares {
             Decision::Run(_) if launch.high_clients > 0 => Decision::Run(0),
             decision => decision,
         };
-        let holds = matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_));
-        if !holds
-            && may_yield
-            && let Some(timer) = self.timer
-        {
+        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
+            return (decision.because(answer.reason), false);
+        }
+        if may_yield && let Some(timer) = self.timer {
             self.floors.wake(launch.now_ns, launch.client, timer);
         }
         let is_contended = launch.high_active() || self.rounds.is_shared();
-        let for_floor = !holds && due == Due::Now && is_contended;
+        let for_floor = due == Due::Now && is_contended;
         let reason = if for_floor { reason.into() } else { answer.reason };
         (decision.because(reason), for_floor)
     }
@@ -130,3 +143,6 @@ impl Shares {
         self.saved = Some((SavedRounds::read(lines), Floors::read(lines)));
     }
 }
+
+#[cfg(test)]
+mod tests;
