@@ -217,14 +217,14 @@ impl Floors {
     }
 
     /// A client is gone, or has no floor any more.
-    pub fn left(&mut self, client: ClientId) {
+    pub(crate) fn left(&mut self, client: ClientId) {
         self.changed |= self.is_due(client);
         self.all.retain(|floor| floor.id != client);
     }
 
     /// After a launch that was let in and may yield: have the timer fire when its client becomes due or ceases to be,
     /// which may launch nothing else meanwhile.
-    pub fn wake(&mut self, now_ns: u64, client: ClientId, token: u64) {
+    pub(crate) fn wake(&mut self, now_ns: u64, client: ClientId, token: u64) {
         let Ok(at) = self.find(client) else { return };
         let ns = self.all[at].again_ns;
         let at_ns = now_ns.saturating_add(ns);
@@ -235,14 +235,14 @@ impl Floors {
     }
 
     /// After a reload, which ends timers: the timer of [`Floors::wake`], if one was set.
-    pub fn wake_again(&self, now_ns: u64, token: u64) {
+    pub(crate) fn wake_again(&self, now_ns: u64, token: u64) {
         if self.timer_ns > 0 {
             host::set_timer(self.timer_ns.saturating_sub(now_ns).max(LOOK_NS), token);
         }
     }
 
     /// The timer of [`Floors::wake`] fired: who of those that have work on the GPU is due?
-    pub fn fired(&mut self, now_ns: u64, token: u64) {
+    pub(crate) fn fired(&mut self, now_ns: u64, token: u64) {
         self.timer_ns = 0;
         if self.all.is_empty() {
             return;
@@ -257,7 +257,7 @@ impl Floors {
     }
 
     /// A line for the timer and one for each floor, all of them numbers; nothing if there is none.
-    pub fn saved(&self) -> String {
+    pub(crate) fn saved(&self) -> String {
         if self.all.is_empty() {
             return String::new();
         }
@@ -285,7 +285,7 @@ impl Floors {
     }
 
     /// What such lines say, among others.
-    pub fn read(lines: &str) -> Self {
+    pub(crate) fn read(lines: &str) -> Self {
         let floor = |line| {
             let [
                 id,

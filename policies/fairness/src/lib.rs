@@ -24,14 +24,20 @@
 //! Where contexts take turns, a change to another client's costs about 0.2 ms (measured; `docs/operate.md`). There one
 //! client launches until its credit is used up, then the next one that has some. One that idles is waited for as long
 //! as changing to another and back would take.
+//!
+//! [`Shares`] has these rounds and [`Floors`] for a policy, [`Yields`] those of its launches that may have to yield.
 #![deny(unsafe_code)]
 
 mod floor;
 mod saved;
+mod shares;
+mod yields;
 
 pub use floor::{Due, Floors};
-pub use saved::SavedRounds;
+pub use shares::Shares;
+pub use yields::Yields;
 
+use saved::SavedRounds;
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 
 /// Clients that take part; nobody is held for further ones, nor they for anybody, until others leave.
@@ -179,12 +185,12 @@ pub struct Rounds {
 
 impl Rounds {
     /// Clients launch side by side.
-    pub fn side_by_side(turn_ns: u64) -> Self {
+    pub(crate) fn side_by_side(turn_ns: u64) -> Self {
         Rounds { turn_ns, ..Rounds::default() }
     }
 
     /// One client launches at a time.
-    pub fn one_at_a_time(turn_ns: u64) -> Self {
+    pub(crate) fn one_at_a_time(turn_ns: u64) -> Self {
         Rounds { turn_ns, one_at_a_time: true, ..Rounds::default() }
     }
 
@@ -194,19 +200,19 @@ impl Rounds {
     }
 
     /// What a client may have under way among several: others wait for it.
-    pub fn window_ns(&self) -> u64 {
+    pub(crate) fn window_ns(&self) -> u64 {
         (self.turn_ns / 4).max(1)
     }
 
     /// A best-effort client is there.
-    pub fn joined(&mut self, client: &Client) {
+    pub(crate) fn joined(&mut self, client: &Client) {
         let at = self.others.partition_point(|other| other.id < client.id);
         self.others.insert(at, *client);
         self.fill();
     }
 
     /// It is gone.
-    pub fn left(&mut self, client: ClientId) {
+    pub(crate) fn left(&mut self, client: ClientId) {
         self.members.retain(|member| member.id != client);
         self.others.retain(|other| other.id != client);
         self.owner = self.owner.filter(|owner| *owner != client);

@@ -1,7 +1,7 @@
 //! What outlives a reload: who owes time, and whose turn it is.
 
-use super::{Floors, Member, Rounds, Used};
-use tally_sdk::{Client, ClientId, SharingMode};
+use super::{Member, Rounds, Used};
+use tally_sdk::{Client, ClientId};
 
 /// First words of the lines.
 const ROUND: &str = "round";
@@ -13,14 +13,14 @@ const DIGITS_MAX: usize = 20;
 
 /// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.
 #[derive(Clone, Debug, Default)]
-pub struct SavedRounds {
+pub(crate) struct SavedRounds {
     round: Option<[u64; 8]>,
     members: Vec<Member>,
 }
 
 impl SavedRounds {
     /// From such lines, among others.
-    pub fn read(lines: &str) -> Self {
+    pub(crate) fn read(lines: &str) -> Self {
         SavedRounds {
             round: lines.lines().find_map(|line| numbers(line, ROUND)),
             members: lines.lines().filter_map(Member::read).take(super::MEMBERS_MAX).collect(),
@@ -30,7 +30,7 @@ impl SavedRounds {
 
 impl Rounds {
     /// A line for the round and one for each client, all of them numbers.
-    pub fn saved(&self) -> String {
+    pub(crate) fn saved(&self) -> String {
         if self.members.is_empty() {
             return String::new();
         }
@@ -50,27 +50,9 @@ impl Rounds {
         lines
     }
 
-    /// As the first client joins: before, the core does not know how clients share the GPU. Goes on from what was saved of
-    /// rounds and floors.
-    #[must_use]
-    pub fn begin(
-        mode: SharingMode,
-        turn_ns: u64,
-        saved: Option<(SavedRounds, Floors)>,
-        floors: &mut Floors,
-    ) -> Self {
-        let rounds = match mode {
-            SharingMode::Concurrent => Rounds::side_by_side(turn_ns),
-            SharingMode::TimeSliced => Rounds::one_at_a_time(turn_ns),
-        };
-        let Some((saved, saved_floors)) = saved else { return rounds };
-        *floors = saved_floors;
-        rounds.after(saved)
-    }
-
     /// Go on from there as soon as the clients join: of the same turn and sharing mode only.
     #[must_use]
-    pub fn after(mut self, saved: SavedRounds) -> Self {
+    pub(crate) fn after(mut self, saved: SavedRounds) -> Self {
         let Some([turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen]) =
             saved.round
         else {

@@ -56,13 +56,12 @@ mod share;
 
 use service::Service;
 use settings::Settings;
-use tally_fairness::{Due, Floors, Rounds, SavedRounds};
+use tally_fairness::{Due, Shares, Yields};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Activity, Answer, Client, ClientId, Clients, Counters, Decision, Form, HOLD_UNTIL_CHANGE,
-    Launch, Level, Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer,
-    UNKNOWN, Units, WINDOW_OPEN,
+    Activity, Answer, Client, ClientId, Counters, Decision, Form, HOLD_UNTIL_CHANGE, Launch, Level,
+    Membership, Policy, PriorityClass, Saved, Stateful, Terms, Timer, UNKNOWN, Units, WINDOW_OPEN,
 };
 
 tally_sdk::reasons! {
@@ -108,23 +107,16 @@ const ASK_UNITS: u64 = 256;
 /// The policy's memory: who is connected, and what each service can spare.
 pub struct Herald {
     settings: Settings,
-    time_sliced: bool,
+    shares: Shares,
     services: Vec<Service>,
     /// What was saved of services that have not joined since.
     remembered: Vec<String>,
-    clients: Clients,
-    rounds: Rounds,
-    floors: Floors,
-    /// What was saved of rounds and floors, until clients join.
-    saved: Option<(SavedRounds, Floors)>,
     forms: Forms,
     window_ns: u64,
     /// High-priority work is on the GPU.
     high_is_active: bool,
-    /// Best-effort clients have been asked to yield since then.
-    yielded_since_ns: Option<u64>,
-    /// Until when a launch may be under way that can yield.
-    long_until_ns: u64,
+    /// Launches that may have to yield, and whether they do.
+    yields: Yields,
     counters: Counters<6>,
     strict: Gauge,
     /// Least SMs that a service spares; 0 if none spares SMs.
@@ -140,18 +132,13 @@ impl Policy for Herald {
         Reason::define_all();
         Ok(Herald {
             settings,
-            time_sliced: false,
+            shares: Shares::with_timer(FLOORS),
             services: Vec::new(),
             remembered: Vec::new(),
-            clients: Clients::default(),
-            rounds: Rounds::default(),
-            floors: Floors::default(),
-            saved: None,
             forms: Forms::new(&settings.forms, in_force),
             window_ns: WINDOW_OPEN,
             high_is_active: false,
-            yielded_since_ns: None,
-            long_until_ns: 0,
+            yields: Yields::default(),
             counters: Counters::new(COUNTERS),
             strict: Gauge::new("services_served_strictly"),
             spared_sms: Gauge::new("spared_sms"),
@@ -164,22 +151,23 @@ impl Policy for Herald {
             return Decision::Run(0).into();
         }
         self.counters.tick(launch.now_ns);
-        let due = self.floors.due(launch);
-        if self.floors.take_changed() {
+        let due = self.shares.floors.due(launch);
+        if self.shares.floors.take_changed() {
             self.floors_changed();
         }
         let answer = self.decide_by(launch, due == Some(Due::Now));
-        match due {
-            Some(due) => self.with_floor(launch, answer, due),
-            None => answer,
-        }
+        let may_yield = !self.shares.time_sliced && launch.high_clients > 0;
+        let (answer, for_floor) =
+            self.shares.with_floor(launch, answer, due, may_yield, Reason::Floor);
+        self.counters.add(FLOOR, for_floor.into());
+        answer
     }
 }
 
 impl Herald {
     /// A best-effort launch, of a client that is due by its floor or not.
     fn decide_by(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        if self.time_sliced {
+        if self.shares.time_sliced {
             return self.in_turns(launch, is_due);
         }
         if launch.high_clients == 0 {
@@ -220,7 +208,7 @@ impl Herald {
         if !within && !is_due && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if !is_due && let Some(hold) = self.rounds.hold(launch) {
+        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns, within));
@@ -240,28 +228,9 @@ impl Herald {
         self.form(launch).because(reason)
     }
 
-    /// The answer to a launch of a client that has a floor.
-    fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
-        let decision = due.shorten(answer.decision);
-        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
-            return decision.because(answer.reason);
-        }
-        if !self.time_sliced && launch.high_clients > 0 {
-            self.floors.wake(launch.now_ns, launch.client, FLOORS);
-        }
-        if due == Due::Now && (launch.high_active() || self.rounds.is_shared()) {
-            self.counters.add(FLOOR, 1);
-            return decision.because(Reason::Floor);
-        }
-        decision.because(answer.reason)
-    }
-
     /// A client is due by its floor, and its launches do not yield, or it is no longer.
     fn floors_changed(&mut self) {
-        if self.yielded_since_ns.is_some() {
-            let floors = &self.floors;
-            self.clients.best_effort_ids().for_each(|id| host::set_yield(id, !floors.is_due(id)));
-        }
+        self.yields.floors_changed(&self.shares);
         self.change_terms();
     }
 }
@@ -278,8 +247,8 @@ impl Units for Herald {
             self.changed();
         }
         // What is under way would take more than the unit can bear.
-        if self.long_until_ns.saturating_sub(now_ns) > left_ns {
-            self.set_yield(now_ns, true);
+        if self.yields.until_ns.saturating_sub(now_ns) > left_ns {
+            self.yields.set(now_ns, true, &self.shares);
             if !self.high_is_active {
                 host::set_timer(GAP_NS, GAP);
             }
@@ -311,15 +280,15 @@ impl Units for Herald {
 impl Activity for Herald {
     fn high_started(&mut self, now_ns: u64) {
         self.high_is_active = true;
-        let rest_ns = self.long_until_ns.saturating_sub(now_ns);
+        let rest_ns = self.yields.until_ns.saturating_sub(now_ns);
         if self.services.iter().filter_map(Service::left_ns).any(|left_ns| left_ns < rest_ns) {
-            self.set_yield(now_ns, true);
+            self.yields.set(now_ns, true, &self.shares);
         }
     }
 
     fn high_ended(&mut self, _now_ns: u64) {
         self.high_is_active = false;
-        if self.yielded_since_ns.is_some() {
+        if self.yields.is_on() {
             host::set_timer(GAP_NS, GAP);
         }
     }
@@ -328,46 +297,30 @@ impl Activity for Herald {
 impl Timer for Herald {
     fn fired(&mut self, now_ns: u64, token: u64) {
         if token == FLOORS {
-            self.floors.fired(now_ns, FLOORS);
-            if self.floors.take_changed() {
+            if self.shares.fired(now_ns) {
                 self.floors_changed();
             }
-            return;
-        }
-        if !self.high_is_active {
-            self.set_yield(now_ns, false);
+        } else if !self.high_is_active {
+            self.yields.set(now_ns, false, &self.shares);
         }
     }
 }
 
 impl Membership for Herald {
     fn joined(&mut self, now_ns: u64, client: &Client) {
-        if self.clients.high() + self.clients.best_effort() == 0 {
-            // The core knows it once it has clients.
-            let mode = host::sharing_mode();
-            self.time_sliced = mode == SharingMode::TimeSliced;
-            self.rounds =
-                Rounds::begin(mode, self.settings.turn_ns, self.saved.take(), &mut self.floors);
-            self.floors.wake_again(now_ns, FLOORS);
-        }
-        self.clients.joined(client);
-        match client.class {
-            PriorityClass::High => {
-                let mut service = Service::new(client.id, self.sm_count);
-                service.ask();
-                self.remembered.retain(|line| !service.remember(line));
-                self.services.push(service);
-            }
-            PriorityClass::BestEffort => self.rounds.joined(client),
+        self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
+        if client.class == PriorityClass::High {
+            let mut service = Service::new(client.id, self.sm_count);
+            service.ask();
+            self.remembered.retain(|line| !service.remember(line));
+            self.services.push(service);
         }
         self.changed();
     }
 
     fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
-        self.clients.left(client);
-        self.rounds.left(client);
-        self.floors.left(client);
+        self.shares.left(client);
         self.changed();
         self.go_on(now_ns);
         self.counters.hand_over();
@@ -387,7 +340,7 @@ impl Herald {
         if is_due {
             return Decision::Run(0).because(Reason::Floor);
         }
-        match self.rounds.hold(launch) {
+        match self.shares.rounds.hold(launch) {
             Some(hold) => hold.because(Reason::NotItsTurn),
             None => Decision::Run(0).because(Reason::Between),
         }
@@ -395,10 +348,10 @@ impl Herald {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        if !is_due && let Some(hold) = self.rounds.hold(launch) {
+        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
-        let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+        let lease = self.shares.lease(self.settings.lease_launches);
         Decision::Run(lease).because(Reason::Alone)
     }
 
@@ -434,31 +387,18 @@ impl Herald {
         if matches!(launch.runs_as(decision), Form::Sliced | Form::Preemptible) {
             let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns);
             let until_ns = until_ns.saturating_add(launch.predicted_ns);
-            self.long_until_ns = self.long_until_ns.max(until_ns);
+            self.yields.until_ns = self.yields.until_ns.max(until_ns);
         }
         decision
     }
 
     /// Nobody yields if each open unit can bear what is left of what is under way.
     fn go_on(&mut self, now_ns: u64) {
-        let rest_ns = self.long_until_ns.saturating_sub(self.yielded_since_ns.unwrap_or(now_ns));
+        let rest_ns = self.yields.left_ns(now_ns);
         let bears = |service: &Service| service.left_ns().is_none_or(|ns| ns >= rest_ns);
         if self.services.iter().all(bears) {
-            self.set_yield(now_ns, false);
+            self.yields.set(now_ns, false, &self.shares);
         }
-    }
-
-    fn set_yield(&mut self, now_ns: u64, yields: bool) {
-        if self.yielded_since_ns.is_some() == yields {
-            return;
-        }
-        let since_ns = std::mem::replace(&mut self.yielded_since_ns, yields.then_some(now_ns));
-        // What was under way stood still.
-        let stood_ns = since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
-        self.long_until_ns = self.long_until_ns.saturating_add(stood_ns);
-        // Who is due by its floor would not get on.
-        let ids = self.clients.best_effort_ids().filter(|id| !self.floors.is_due(*id));
-        ids.for_each(|id| host::set_yield(id, yields));
     }
 
     /// What a service can spare is another amount.
@@ -472,29 +412,24 @@ impl Herald {
     /// What best effort has under way when a unit begins delays it: no more than the least that a service can spare.
     fn change_terms(&mut self) {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
-        let is_alone = self.clients.high() == 0;
+        let is_alone = self.shares.clients.high() == 0;
         let spare_ns = self.services.iter().filter_map(Service::allowance_ns).min();
         let shared_ns =
             spare_ns.map_or(most_ns, |ns| (ns / 2).clamp(least_ns.min(most_ns), most_ns));
-        let window_ns = match (self.time_sliced, is_alone) {
+        let window_ns = match (self.shares.time_sliced, is_alone) {
             (true, _) => self.settings.turn_ns,
             (false, true) => WINDOW_OPEN,
             (false, false) => shared_ns,
         };
-        let turn_ns = if self.rounds.is_shared() { self.rounds.window_ns() } else { WINDOW_OPEN };
-        let window_ns = window_ns.min(turn_ns);
+        let window_ns = self.shares.window_ns(window_ns);
         // Small changes are not worth a call each.
         if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
             self.window_ns = window_ns;
         }
-        let yields = !self.time_sliced && self.services.iter().any(Service::is_strict);
+        let yields = !self.shares.time_sliced && self.services.iter().any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);
-        let (floors, window_ns) = (&self.floors, self.window_ns);
-        let leases = is_alone && !self.rounds.is_shared();
-        self.clients.set_terms_of(|client| {
-            let yields = yields.filter(|_| !floors.is_due(client));
-            Terms { window_ns, leases, yields }
-        });
+        let window_ns = self.window_ns;
+        self.shares.set_terms(Terms { window_ns, leases: is_alone, yields });
     }
 }
 
@@ -502,13 +437,12 @@ impl Herald {
 impl Stateful for Herald {
     fn snapshot(&self) -> Saved {
         let services: Vec<String> = self.services.iter().map(Service::saved).collect();
-        let shares = self.rounds.saved() + &self.floors.saved();
-        self.forms.snapshot(&(shares + &services.join("\n")))
+        self.forms.snapshot(&(self.shares.saved() + &services.join("\n")))
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
         let saved = self.forms.restore(from)?;
-        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
+        self.shares.restore(&saved);
         self.remembered = saved.lines().map(str::to_owned).collect();
         Ok(())
     }

@@ -1,6 +1,6 @@
 use super::*;
 use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
-use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER};
+use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER, SharingMode};
 
 mod space;
 

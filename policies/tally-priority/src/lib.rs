@@ -11,7 +11,7 @@
 //!     if not due, and other best-effort clients go first:    hold                Rounds::hold, by weight
 //!     if no high-priority client is connected:               run; with a long lease if nobody shares
 //!     run as form(launch)                                                        Forms::decide
-//!     (a hold lasts at most until its client is due)                             Due::shorten
+//!     (a hold lasts at most until its client is due)                             Shares::with_floor
 //!
 //! form(launch):                                                              in tally_forms
 //!     if it is a graph:                                      in parts of about graph_part    graph_form
@@ -47,12 +47,11 @@
 mod settings;
 
 use settings::Settings;
-use tally_fairness::{Due, Floors, Rounds, SavedRounds};
+use tally_fairness::{Due, Shares};
 use tally_forms::{Forms, Why};
 use tally_sdk::{
-    Answer, Client, ClientId, Clients, Counters, Decision, HOLD_UNTIL_CHANGE, Launch, Level,
-    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, WINDOW_OPEN,
-    host,
+    Answer, Client, ClientId, Counters, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership,
+    Policy, Saved, SharingMode, Stateful, Terms, Timer, WINDOW_OPEN, host,
 };
 
 tally_sdk::reasons! {
@@ -72,16 +71,12 @@ const FLOORS: u64 = 0;
 
 /// The policy's memory: its constants, what it knows of kernels, who is connected.
 pub struct Priority {
-    /// Of the sharing mode, once that is known: see [`Priority::adapt`].
+    /// Of the sharing mode, which the core knows once the first client joins.
     settings: Settings,
     configured: Configured,
-    rounds: Rounds,
-    floors: Floors,
+    shares: Shares,
     for_floors: Counters<1>,
-    /// What was saved of rounds and floors, until clients join.
-    saved: Option<(SavedRounds, Floors)>,
     forms: Forms,
-    clients: Clients,
 }
 
 /// The constants of each sharing mode, and the same as text. Read before the policy takes over: launches wait for its
@@ -103,12 +98,9 @@ impl Policy for Priority {
         Ok(Priority {
             settings,
             configured,
-            rounds: Rounds::default(),
-            floors: Floors::default(),
+            shares: Shares::with_timer(FLOORS),
             for_floors: Counters::new(["launches_for_min_share"]),
-            saved: None,
             forms: Forms::new(&settings.forms, in_force),
-            clients: Clients::default(),
         })
     }
 
@@ -116,18 +108,22 @@ impl Policy for Priority {
         if launch.is_high() {
             return Decision::Run(0).into();
         }
-        if !self.floors.concern(launch) {
+        if !self.shares.floors.concern(launch) {
             return self.decide_by(launch, false);
         }
-        let due = self.floors.due(launch);
-        if self.floors.take_changed() {
+        let due = self.shares.floors.due(launch);
+        if self.shares.floors.take_changed() {
             self.set_terms();
         }
         let answer = self.decide_by(launch, due == Some(Due::Now));
-        match due {
-            Some(due) => self.with_floor(launch, answer, due),
-            None => answer,
+        let may_yield = self.yields().is_some();
+        let (answer, for_floor) =
+            self.shares.with_floor(launch, answer, due, may_yield, Reason::Floor);
+        if for_floor {
+            self.for_floors.add(0, 1);
+            self.for_floors.tick(launch.now_ns);
         }
+        answer
     }
 }
 
@@ -145,15 +141,11 @@ impl Priority {
         if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
-        let is_shared = self.rounds.is_shared();
-        if !is_due
-            && is_shared
-            && let Some(hold) = self.rounds.hold(launch)
-        {
+        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         if is_alone {
-            let lease = if is_shared { 0 } else { self.settings.lease_launches };
+            let lease = self.shares.lease(self.settings.lease_launches);
             return Decision::Run(lease).because(Reason::Alone);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);
@@ -164,29 +156,11 @@ impl Priority {
             Why::Prepared => Reason::Prepared,
         })
     }
-
-    /// The answer to a launch of a client that has a floor.
-    fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
-        let decision = due.shorten(answer.decision);
-        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
-            return decision.because(answer.reason);
-        }
-        if self.yields().is_some() {
-            self.floors.wake(launch.now_ns, launch.client, FLOORS);
-        }
-        if due == Due::Now && (launch.high_active() || self.rounds.is_shared()) {
-            self.for_floors.add(0, 1);
-            self.for_floors.tick(launch.now_ns);
-            return decision.because(Reason::Floor);
-        }
-        decision.because(answer.reason)
-    }
 }
 
 impl Timer for Priority {
     fn fired(&mut self, now_ns: u64, _token: u64) {
-        self.floors.fired(now_ns, FLOORS);
-        if self.floors.take_changed() {
+        if self.shares.fired(now_ns) {
             self.set_terms();
         }
     }
@@ -194,27 +168,7 @@ impl Timer for Priority {
 
 impl Membership for Priority {
     fn joined(&mut self, now_ns: u64, client: &Client) {
-        self.adapt(now_ns);
-        self.clients.joined(client);
-        if client.class == PriorityClass::BestEffort {
-            self.rounds.joined(client);
-        }
-        self.change_terms();
-    }
-
-    fn left(&mut self, _now_ns: u64, client: ClientId) {
-        self.clients.left(client);
-        self.rounds.left(client);
-        self.floors.left(client);
-        self.change_terms();
-    }
-}
-
-impl Priority {
-    /// The core says how the GPU is shared once it has clients.
-    fn adapt(&mut self, now_ns: u64) {
-        let mode = host::sharing_mode();
-        if self.clients.high() + self.clients.best_effort() == 0 {
+        self.shares.joined(now_ns, client, |mode| {
             let (settings, in_force) = match mode {
                 SharingMode::Concurrent => &self.configured.concurrent,
                 SharingMode::TimeSliced => &self.configured.time_sliced,
@@ -223,12 +177,18 @@ impl Priority {
                 host::log(Level::Info, in_force);
             }
             self.settings = *settings;
-            self.rounds =
-                Rounds::begin(mode, settings.turn_ns, self.saved.take(), &mut self.floors);
-            self.floors.wake_again(now_ns, FLOORS);
-        }
+            settings.turn_ns
+        });
+        self.change_terms();
     }
 
+    fn left(&mut self, _now_ns: u64, client: ClientId) {
+        self.shares.left(client);
+        self.change_terms();
+    }
+}
+
+impl Priority {
     /// Somebody joined or left: what was given freely is taken back, or given again.
     fn change_terms(&mut self) {
         self.set_terms();
@@ -238,21 +198,15 @@ impl Priority {
 
     /// The idle gap until launches that yielded go on; `None`: none yields.
     fn yields(&self) -> Option<u64> {
-        let is_alone = self.clients.high() == 0;
+        let is_alone = self.shares.clients.high() == 0;
         (!is_alone && self.settings.forms.forms).then_some(self.settings.idle_gap_ns)
     }
 
     fn set_terms(&mut self) {
-        let (is_alone, is_shared) = (self.clients.high() == 0, self.rounds.is_shared());
+        let is_alone = self.shares.clients.high() == 0;
         let window_ns = if is_alone { WINDOW_OPEN } else { self.settings.window_ns };
-        let turn_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
-        let (yields, floors) = (self.yields(), &self.floors);
-        self.clients.set_terms_of(|client| Terms {
-            window_ns: window_ns.min(turn_ns),
-            leases: is_alone && !is_shared,
-            // Who is due by its floor would not get on.
-            yields: yields.filter(|_| !floors.is_due(client)),
-        });
+        let window_ns = self.shares.window_ns(window_ns);
+        self.shares.set_terms(Terms { window_ns, leases: is_alone, yields: self.yields() });
     }
 }
 
@@ -260,12 +214,12 @@ impl Priority {
 /// outlives a reload is what was measured of kernels, who owes time, and who is owed some by its floor.
 impl Stateful for Priority {
     fn snapshot(&self) -> Saved {
-        self.forms.snapshot(&(self.rounds.saved() + &self.floors.saved()))
+        self.forms.snapshot(&self.shares.saved())
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
         let saved = self.forms.restore(from)?;
-        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
+        self.shares.restore(&saved);
         Ok(())
     }
 }

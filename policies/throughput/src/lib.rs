@@ -26,12 +26,12 @@
 mod room;
 
 use room::Room;
-use tally_fairness::{Due, Floors, Rounds, SavedRounds};
+use tally_fairness::{Due, Shares};
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::config::Config;
 use tally_sdk::{
-    Answer, Client, ClientId, Clients, Counters, Decision, Launch, Level, Membership, NEVER,
-    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, WINDOW_OPEN, host,
+    Answer, Client, ClientId, Counters, Decision, Launch, Level, Membership, NEVER, Policy, Saved,
+    Stateful, Terms, WINDOW_OPEN, host,
 };
 
 tally_sdk::reasons! {
@@ -64,13 +64,8 @@ struct Settings {
 /// The policy's memory: who is connected, who has had how much, and how much of the GPU each fills.
 pub struct Throughput {
     settings: Settings,
-    time_sliced: bool,
-    clients: Clients,
-    rounds: Rounds,
-    floors: Floors,
+    shares: Shares,
     room: Room,
-    /// What was saved of shares, until clients join.
-    saved: Option<(SavedRounds, Floors)>,
     counters: Counters<3>,
 }
 
@@ -86,12 +81,9 @@ impl Policy for Throughput {
         Reason::define_all();
         Ok(Throughput {
             settings,
-            time_sliced: false,
-            clients: Clients::default(),
-            rounds: Rounds::default(),
-            floors: Floors::default(),
+            // Nobody is asked to yield, so floors need no timer.
+            shares: Shares::default(),
             room: Room::default(),
-            saved: None,
             counters: Counters::new(COUNTERS),
         })
     }
@@ -111,9 +103,8 @@ impl Policy for Throughput {
 impl Throughput {
     /// Which launch goes next: this one, and why, or not yet.
     fn pick(&mut self, launch: &Launch) -> Result<Reason, Decision> {
-        // Yields are never asked for, so a floor needs no timer.
-        let due = self.floors.due(launch);
-        if !self.rounds.is_shared() {
+        let due = self.shares.floors.due(launch);
+        if !self.shares.rounds.is_shared() {
             return Ok(Reason::Alone);
         }
         if due == Some(Due::Now) {
@@ -121,14 +112,14 @@ impl Throughput {
             return Ok(Reason::Floor);
         }
         // Side by side, time in which high-priority work is active is shared like any other.
-        let high_idle_ns = if self.time_sliced { launch.high_idle_ns } else { NEVER };
+        let high_idle_ns = if self.shares.time_sliced { launch.high_idle_ns } else { NEVER };
         let launch = &Launch { high_idle_ns, ..*launch };
-        if !self.time_sliced && self.room.has(launch) {
-            self.rounds.goes_beside(launch);
+        if !self.shares.time_sliced && self.room.has(launch) {
+            self.shares.rounds.goes_beside(launch);
             self.counters.add(WITH_ROOM, 1);
             return Ok(Reason::Fits);
         }
-        let Some(hold) = self.rounds.hold(launch) else {
+        let Some(hold) = self.shares.rounds.hold(launch) else {
             self.counters.add(BY_WEIGHT, 1);
             return Ok(Reason::ItsTurn);
         };
@@ -137,37 +128,24 @@ impl Throughput {
 
     /// On how many SMs a launch runs: on all of them.
     fn select(&self) -> Decision {
-        Decision::Run(if self.rounds.is_shared() { 0 } else { self.settings.lease_launches })
+        Decision::Run(self.shares.lease(self.settings.lease_launches))
     }
 
     fn set_terms(&mut self) {
-        let is_shared = self.rounds.is_shared();
-        let window_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
-        self.clients.set_terms(Terms { window_ns, leases: !is_shared, yields: None });
+        let window_ns = self.shares.window_ns(WINDOW_OPEN);
+        self.shares.set_terms(Terms { window_ns, leases: true, yields: None });
         self.counters.hand_over();
     }
 }
 
 impl Membership for Throughput {
-    fn joined(&mut self, _now_ns: u64, client: &Client) {
-        if self.clients.high() + self.clients.best_effort() == 0 {
-            // The core knows it once it has clients.
-            let mode = host::sharing_mode();
-            self.time_sliced = mode == SharingMode::TimeSliced;
-            self.rounds =
-                Rounds::begin(mode, self.settings.turn_ns, self.saved.take(), &mut self.floors);
-        }
-        self.clients.joined(client);
-        if client.class == PriorityClass::BestEffort {
-            self.rounds.joined(client);
-        }
+    fn joined(&mut self, now_ns: u64, client: &Client) {
+        self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         self.set_terms();
     }
 
     fn left(&mut self, _now_ns: u64, client: ClientId) {
-        self.clients.left(client);
-        self.rounds.left(client);
-        self.floors.left(client);
+        self.shares.left(client);
         self.room.left(client);
         self.set_terms();
     }
@@ -177,13 +155,13 @@ impl Membership for Throughput {
 impl Stateful for Throughput {
     fn snapshot(&self) -> Saved {
         let mut out = Writer::new(FORMAT, VERSION);
-        out.put(&(self.rounds.saved() + &self.floors.saved()));
+        out.put(&self.shares.saved());
         out.finish()
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
         let saved: String = Reader::new(from, FORMAT, VERSION)?.get()?;
-        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
+        self.shares.restore(&saved);
         Ok(())
     }
 }

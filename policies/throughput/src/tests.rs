@@ -1,6 +1,6 @@
 use super::*;
 use tally_sdk::testing::{self, Call, calls, client, client_state, launch, set_clients};
-use tally_sdk::{ClientState, HOLD_UNTIL_CHANGE, LaunchState};
+use tally_sdk::{ClientState, HOLD_UNTIL_CHANGE, LaunchState, PriorityClass, SharingMode};
 
 const MS: u64 = 1_000_000;
 const SERVICE: ClientId = 1;

@@ -37,15 +37,14 @@ mod service;
 mod settings;
 mod widths;
 
-use prepare::Yielding;
 use select::Place;
 use service::{Busy, Service};
 use settings::Settings;
-use tally_fairness::{Due, Floors, Rounds, SavedRounds};
+use tally_fairness::{Due, Shares, Yields};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Activity, Answer, Client, ClientId, Clients, Counters, Decision, Launch, Level, Membership,
+    Activity, Answer, Client, ClientId, Counters, Decision, KernelId, Launch, Level, Membership,
     Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, Units, WINDOW_OPEN,
 };
 
@@ -97,17 +96,16 @@ const SAVED: &str = "tpot";
 /// The policy's memory: who is connected, and what each service leaves to the others.
 pub struct TpotFirst {
     settings: Settings,
-    time_sliced: bool,
+    shares: Shares,
     services: Vec<Service>,
-    clients: Clients,
-    rounds: Rounds,
-    floors: Floors,
     forms: Forms,
-    /// What was saved, until clients join; and of services until their first unit.
-    saved: Option<(SavedRounds, Floors)>,
+    /// What was saved of services, until their first unit.
     remembered: Vec<[u64; 5]>,
     busy: Busy,
-    yielding: Yielding,
+    /// Launches that may have to yield, and whether they do.
+    yields: Yields,
+    /// The latest of them: its kernel and its form.
+    yielding: Option<(KernelId, Decision)>,
     turnaround_ns: u64,
     /// When the step is predicted for which SMs are taken back.
     next_ns: u64,
@@ -128,16 +126,13 @@ impl Policy for TpotFirst {
         Reason::define_all();
         Ok(TpotFirst {
             settings,
-            time_sliced: false,
+            shares: Shares::with_timer(FLOORS),
             services: Vec::new(),
-            clients: Clients::default(),
-            rounds: Rounds::default(),
-            floors: Floors::default(),
             forms: Forms::new(&settings.forms, in_force),
-            saved: None,
             remembered: Vec::new(),
             busy: Busy::default(),
-            yielding: Yielding::default(),
+            yields: Yields::default(),
+            yielding: None,
             turnaround_ns: settings.turnaround_ns,
             next_ns: 0,
             high_is_active: false,
@@ -155,15 +150,16 @@ impl Policy for TpotFirst {
             return Decision::Run(0).into();
         }
         self.counters.tick(launch.now_ns);
-        let due = self.floors.due(launch);
-        if self.floors.take_changed() {
+        let due = self.shares.floors.due(launch);
+        if self.shares.floors.take_changed() {
             self.floors_changed();
         }
         let answer = self.decide_by(launch, due == Some(Due::Now));
-        match due {
-            Some(due) => self.with_floor(launch, answer, due),
-            None => answer,
-        }
+        let may_yield = !self.shares.time_sliced && launch.high_clients > 0;
+        let (answer, for_floor) =
+            self.shares.with_floor(launch, answer, due, may_yield, Reason::Floor);
+        self.counters.add(FOR_FLOOR, for_floor.into());
+        answer
     }
 }
 
@@ -189,7 +185,7 @@ impl TpotFirst {
             return Ok(Place::Between);
         }
         let place = self.select(launch)?;
-        match self.rounds.hold(launch) {
+        match self.shares.rounds.hold(launch) {
             Some(hold) => Err(hold.because(Reason::NotItsTurn)),
             None => Ok(place),
         }
@@ -216,7 +212,7 @@ impl TpotFirst {
             Place::Free => {
                 // Under a lease nobody tells what is under way.
                 self.busy = Busy { until_ns: u64::MAX, on_width_until_ns: u64::MAX };
-                let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+                let lease = self.shares.lease(self.settings.lease_launches);
                 self.counters.add(IN_STEPS, 1);
                 return Decision::Run(lease).because(Reason::Free);
             }
@@ -233,39 +229,16 @@ impl TpotFirst {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        if !is_due && let Some(hold) = self.rounds.hold(launch) {
+        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
-        let lease = if self.rounds.is_shared() { 0 } else { self.settings.lease_launches };
+        let lease = self.shares.lease(self.settings.lease_launches);
         Decision::Run(lease).because(Reason::Alone)
-    }
-
-    /// The answer to a launch of a client that has a floor.
-    fn with_floor(&mut self, launch: &Launch, answer: Answer, due: Due) -> Answer {
-        let decision = match due.shorten(answer.decision) {
-            // What it has had is to be looked at with each launch.
-            Decision::Run(_) if launch.high_clients > 0 => Decision::Run(0),
-            decision => decision,
-        };
-        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
-            return decision.because(answer.reason);
-        }
-        if !self.time_sliced && launch.high_clients > 0 {
-            self.floors.wake(launch.now_ns, launch.client, FLOORS);
-        }
-        if due == Due::Now && (launch.high_active() || self.rounds.is_shared()) {
-            self.counters.add(FOR_FLOOR, 1);
-            return decision.because(Reason::Floor);
-        }
-        decision.because(answer.reason)
     }
 
     /// A client is due by its floor, and its launches do not yield, or it is no longer.
     fn floors_changed(&mut self) {
-        if self.yielding.is_on() {
-            let floors = &self.floors;
-            self.clients.best_effort_ids().for_each(|id| host::set_yield(id, !floors.is_due(id)));
-        }
+        self.yields.floors_changed(&self.shares);
         self.set_terms();
     }
 
@@ -286,28 +259,21 @@ impl TpotFirst {
 
     /// What best effort has under way when a step begins delays it.
     fn set_terms(&mut self) {
-        let is_alone = self.clients.high() == 0;
-        let is_shared = self.rounds.is_shared();
-        let window_ns = match (self.time_sliced, is_alone) {
+        let is_alone = self.shares.clients.high() == 0;
+        let window_ns = match (self.shares.time_sliced, is_alone) {
             (true, _) => self.settings.turn_ns,
             (false, true) => WINDOW_OPEN,
             (false, false) => self.settings.window_ns,
         };
-        let turn_ns = if is_shared { self.rounds.window_ns() } else { WINDOW_OPEN };
-        let window_ns = window_ns.min(turn_ns);
-        let leases = !is_shared && (is_alone || self.is_free());
+        let window_ns = self.shares.window_ns(window_ns);
+        let leases = !self.shares.rounds.is_shared() && (is_alone || self.is_free());
         if !leases && self.busy.until_ns == u64::MAX {
             // What the lease let in is within the window.
             self.busy = Busy::default();
         }
-        let yields = !self.time_sliced && self.services.iter().any(Service::is_strict);
+        let yields = !self.shares.time_sliced && self.services.iter().any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);
-        let floors = &self.floors;
-        self.clients.set_terms_of(|client| Terms {
-            window_ns,
-            leases,
-            yields: yields.filter(|_| !floors.is_due(client)),
-        });
+        self.shares.set_terms(Terms { window_ns, leases, yields });
     }
 
     fn service(&mut self, client: ClientId) -> Option<&mut Service> {
@@ -316,7 +282,7 @@ impl TpotFirst {
 
     /// What was learned of widths is of these neighbours: how many, and the sum of their ids.
     fn neighbours(&self) -> [u64; 2] {
-        let ids = || self.clients.best_effort_ids();
+        let ids = || self.shares.clients.best_effort_ids();
         [ids().count() as u64, ids().map(u64::from).sum()]
     }
 }
@@ -393,7 +359,7 @@ impl Activity for TpotFirst {
 
     fn high_ended(&mut self, _now_ns: u64) {
         self.high_is_active = false;
-        if self.yielding.is_on() {
+        if self.yields.is_on() {
             host::set_timer(select::GAP_NS, prepare::GAP);
         }
     }
@@ -404,8 +370,7 @@ impl Timer for TpotFirst {
         if token != FLOORS {
             return self.timer(now_ns, token);
         }
-        self.floors.fired(now_ns, FLOORS);
-        if self.floors.take_changed() {
+        if self.shares.fired(now_ns) {
             self.floors_changed();
         }
     }
@@ -413,36 +378,25 @@ impl Timer for TpotFirst {
 
 impl Membership for TpotFirst {
     fn joined(&mut self, now_ns: u64, client: &Client) {
-        if self.clients.high() + self.clients.best_effort() == 0 {
-            // The core knows it once it has clients.
-            let mode = host::sharing_mode();
-            self.time_sliced = mode == SharingMode::TimeSliced;
-            if self.time_sliced {
+        self.shares.joined(now_ns, client, |mode| {
+            if mode == SharingMode::TimeSliced {
                 let text = "contexts take turns, so launches are not limited to some SMs: they wait if a step would be late";
                 host::log(Level::Info, text);
             }
-            self.rounds =
-                Rounds::begin(mode, self.settings.turn_ns, self.saved.take(), &mut self.floors);
-            self.floors.wake_again(now_ns, FLOORS);
-        }
-        self.clients.joined(client);
+            self.settings.turn_ns
+        });
         self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, true));
-        match client.class {
-            PriorityClass::High => {
-                let mut service = Service::new(client.id, self.sm_count, &self.settings);
-                service.ask(now_ns);
-                self.services.push(service);
-            }
-            PriorityClass::BestEffort => self.rounds.joined(client),
+        if client.class == PriorityClass::High {
+            let mut service = Service::new(client.id, self.sm_count, &self.settings);
+            service.ask(now_ns);
+            self.services.push(service);
         }
         self.changed();
     }
 
     fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
-        self.clients.left(client);
-        self.rounds.left(client);
-        self.floors.left(client);
+        self.shares.left(client);
         self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, false));
         self.changed();
         if !self.is_in_step(now_ns) {
@@ -464,12 +418,12 @@ impl Stateful for TpotFirst {
             Some(format!("{SAVED} {} {own} {sms} {count} {sum}\n", service.client))
         };
         let services: String = self.services.iter().filter_map(line).collect();
-        self.forms.snapshot(&(self.rounds.saved() + &self.floors.saved() + &services))
+        self.forms.snapshot(&(self.shares.saved() + &services))
     }
 
     fn restore(&mut self, from: &Saved) -> Result<(), String> {
         let saved = self.forms.restore(from)?;
-        self.saved = Some((SavedRounds::read(&saved), Floors::read(&saved)));
+        self.shares.restore(&saved);
         let read = |line: &str| {
             let words = line.strip_prefix(SAVED)?.split_ascii_whitespace();
             let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;

@@ -23,28 +23,6 @@ pub const VAIN: u64 = 3;
 pub const GAP: u64 = 4;
 pub const RELEASE: u64 = 5;
 
-/// What may have to yield, and whether it does.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Yielding {
-    /// Until when a launch that can yield may be under way.
-    pub until_ns: u64,
-    /// The latest one, and its form.
-    launch: Option<(KernelId, Decision)>,
-    since_ns: Option<u64>,
-}
-
-impl Yielding {
-    /// Best-effort clients have been asked to yield.
-    pub fn is_on(&self) -> bool {
-        self.since_ns.is_some()
-    }
-
-    /// Something is under way at this time that could yield and does not.
-    pub fn is_under_way(&self, now_ns: u64) -> bool {
-        !self.is_on() && self.until_ns > now_ns
-    }
-}
-
 impl TpotFirst {
     /// A launch starts that can yield.
     pub(crate) fn starts_yielding(
@@ -54,8 +32,8 @@ impl TpotFirst {
         decision: Decision,
         until_ns: u64,
     ) {
-        self.yielding.launch = Some((kernel, decision));
-        self.yielding.until_ns = self.yielding.until_ns.max(until_ns);
+        self.yielding = Some((kernel, decision));
+        self.yields.until_ns = self.yields.until_ns.max(until_ns);
         if self.is_in_step(now_ns) {
             self.take_back_in_step(now_ns);
         } else {
@@ -68,8 +46,8 @@ impl TpotFirst {
         let next_ns = self.services.iter().filter_map(|service| service.rhythm.next_ns());
         let Some(next_ns) = next_ns.filter(|ns| *ns > now_ns).min() else { return };
         let bears_ns = self.bears_ns().saturating_sub(self.turnaround_ns);
-        let is_in_the_way = self.yielding.until_ns > next_ns.saturating_add(bears_ns);
-        if is_in_the_way && self.yielding.is_under_way(now_ns) {
+        let is_in_the_way = self.yields.until_ns > next_ns.saturating_add(bears_ns);
+        if is_in_the_way && self.yields.is_under_way(now_ns) {
             self.next_ns = next_ns;
             let at_ns = next_ns.saturating_sub(self.turnaround_ns);
             host::set_timer(at_ns.saturating_sub(now_ns), PREPARE);
@@ -78,7 +56,7 @@ impl TpotFirst {
 
     /// A step is open: what is under way yields before its slack is used up.
     pub(crate) fn take_back_in_step(&mut self, now_ns: u64) {
-        if !self.yielding.is_under_way(now_ns) || !self.is_in_step(now_ns) {
+        if !self.yields.is_under_way(now_ns) || !self.is_in_step(now_ns) {
             return;
         }
         let in_step = self.services.iter_mut().filter(|service| service.is_in_step(now_ns));
@@ -96,16 +74,16 @@ impl TpotFirst {
 
     pub(crate) fn timer(&mut self, now_ns: u64, token: u64) {
         match token {
-            SLACK if self.is_in_step(now_ns) && self.yielding.is_under_way(now_ns) => {
+            SLACK if self.is_in_step(now_ns) && self.yields.is_under_way(now_ns) => {
                 self.set_yield(now_ns, true);
             }
-            PREPARE if !self.is_in_step(now_ns) && self.yielding.is_under_way(now_ns) => {
+            PREPARE if !self.is_in_step(now_ns) && self.yields.is_under_way(now_ns) => {
                 self.set_yield(now_ns, true);
                 self.counters.add(crate::PREPARED, 1);
                 let rest_ns = self.next_ns.saturating_sub(now_ns).saturating_add(GRACE_NS);
                 host::set_timer(rest_ns, VAIN);
             }
-            VAIN if self.yielding.is_on() && !self.is_in_step(now_ns) => {
+            VAIN if self.yields.is_on() && !self.is_in_step(now_ns) => {
                 self.counters.add(crate::IN_VAIN, 1);
                 self.services.iter_mut().for_each(|service| {
                     if service.rhythm.next_ns().is_some_and(|ns| ns <= now_ns) {
@@ -125,31 +103,23 @@ impl TpotFirst {
     }
 
     pub(crate) fn set_yield(&mut self, now_ns: u64, yields: bool) {
-        if self.yielding.is_on() == yields {
+        if self.yields.is_on() == yields {
             return;
         }
-        let since_ns = std::mem::replace(&mut self.yielding.since_ns, yields.then_some(now_ns));
         if yields {
             host::set_timer(self.settings.wait_ns_max, RELEASE);
             if !self.high_is_active && self.is_in_step(now_ns) {
                 host::set_timer(GAP_NS, GAP);
             }
-        }
-        if let Some(since_ns) = since_ns {
-            // What was under way stood still.
-            let stood_ns = now_ns.saturating_sub(since_ns);
-            self.yielding.until_ns = self.yielding.until_ns.saturating_add(stood_ns);
+        } else {
             self.measure_turnaround();
         }
-        // Who is due by its floor would not get on.
-        let floors = &self.floors;
-        let ids = self.clients.best_effort_ids().filter(|id| !floors.is_due(*id));
-        ids.for_each(|id| host::set_yield(id, yields));
+        self.yields.set(now_ns, yields, &self.shares);
     }
 
     /// The longest of the latest turnarounds, which the core measured.
     fn measure_turnaround(&mut self) {
-        let Some((kernel, decision)) = self.yielding.launch else { return };
+        let Some((kernel, decision)) = self.yielding else { return };
         let profile = host::kernel_profile(kernel);
         let form = profile.as_ref().and_then(|profile| profile.of_form(decision));
         if let Some(measured_ns @ 1..) = form.map(|form| form.turnaround_ns) {

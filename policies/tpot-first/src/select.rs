@@ -99,20 +99,20 @@ impl TpotFirst {
             return Ok(Place::Between);
         };
         let fits = !launch.is_graph() && launch.grid_blocks <= leave.width.into();
-        if fits && !self.time_sliced {
+        if fits && !self.shares.time_sliced {
             return Ok(Place::Narrow);
         }
         if cost_ns < self.settings.limit_ns_min && cost_ns <= leave.slack_ns {
             return Ok(Place::Slack(cost_ns));
         }
-        if can_limit(launch) && leave.width > 0 && !self.time_sliced {
+        if can_limit(launch) && leave.width > 0 && !self.shares.time_sliced {
             return Ok(Place::Width(leave.width));
         }
         if cost_ns <= leave.slack_ns {
             return Ok(Place::Slack(cost_ns));
         }
         let bears_yield = !leave.is_open || leave.slack_ns > 2 * self.turnaround_ns;
-        if bears_yield && (launch.can_slice() || launch.can_preempt()) && !self.time_sliced {
+        if bears_yield && (launch.can_slice() || launch.can_preempt()) && !self.shares.time_sliced {
             let (decision, _) = self.forms.decide(launch, &self.settings.forms);
             if yields(launch, decision) {
                 return Ok(Place::Yielding(decision));
@@ -152,7 +152,7 @@ impl TpotFirst {
 
     /// GPU time that a launch is taken to need on all SMs.
     pub(crate) fn cost_ns(&self, launch: &Launch) -> u64 {
-        let switch_ns = if self.time_sliced { self.settings.switch_ns } else { 0 };
+        let switch_ns = if self.shares.time_sliced { self.settings.switch_ns } else { 0 };
         let predicted_ns = match launch.predicted_ns {
             UNKNOWN => limited_only_ns(launch).unwrap_or(self.settings.unknown_ns),
             ns => ns,
@@ -166,7 +166,7 @@ impl TpotFirst {
         match place {
             Place::Width(sms) => self.limited(launch, cost_ns, sms),
             Place::Yielding(decision) => (decision, cost_ns),
-            _ if self.time_sliced => whole,
+            _ if self.shares.time_sliced => whole,
             // A step may begin at any time.
             Place::Between if cost_ns > self.bears_ns() => (self.yielding(launch), cost_ns),
             Place::Overdue if can_limit(launch) => self.limited(launch, cost_ns, STEP_SMS),

@@ -1,0 +1,148 @@
+//! What policies do with weights and floors alike, whatever else they decide by.
+
+use crate::{Due, Floors, Rounds, SavedRounds};
+use tally_sdk::{
+    Answer, Client, ClientId, Clients, Decision, Launch, PriorityClass, SharingMode, Terms,
+    WINDOW_OPEN, host,
+};
+
+/// The clients that are connected, and how those of best effort share the GPU.
+#[derive(Debug, Default)]
+pub struct Shares {
+    /// Who is connected, and on which terms.
+    pub clients: Clients,
+    /// Who goes first, by weight.
+    pub rounds: Rounds,
+    /// Who is to get a share at least.
+    pub floors: Floors,
+    /// Contexts take turns. Known from the first client on.
+    pub time_sliced: bool,
+    /// The timer of [`Floors::wake`]; `None`: nobody is ever asked to yield.
+    timer: Option<u64>,
+    /// What was saved of rounds and floors, until the first client joins.
+    saved: Option<(SavedRounds, Floors)>,
+}
+
+impl Shares {
+    /// For a policy that asks clients to yield, which needs a timer with this token for floors. For others:
+    /// [`Shares::default`].
+    pub fn with_timer(token: u64) -> Self {
+        Shares { timer: Some(token), ..Shares::default() }
+    }
+
+    /// A client registered. With the first one rounds begin, or go on from what was saved. `turn_ns` gives the GPU time of
+    /// a client in a round by the sharing mode, which the core does not know before.
+    pub fn joined(
+        &mut self,
+        now_ns: u64,
+        client: &Client,
+        turn_ns: impl FnOnce(SharingMode) -> u64,
+    ) {
+        if self.clients.high() + self.clients.best_effort() == 0 {
+            let mode = host::sharing_mode();
+            self.begin(now_ns, mode, turn_ns(mode));
+        }
+        self.clients.joined(client);
+        if client.class == PriorityClass::BestEffort {
+            self.rounds.joined(client);
+        }
+    }
+
+    fn begin(&mut self, now_ns: u64, mode: SharingMode, turn_ns: u64) {
+        self.time_sliced = mode == SharingMode::TimeSliced;
+        let rounds = match mode {
+            SharingMode::Concurrent => Rounds::side_by_side(turn_ns),
+            SharingMode::TimeSliced => Rounds::one_at_a_time(turn_ns),
+        };
+        self.rounds = match self.saved.take() {
+            Some((saved, floors)) => {
+                self.floors = floors;
+                rounds.after(saved)
+            }
+            None => rounds,
+        };
+        if let Some(timer) = self.timer {
+            self.floors.wake_again(now_ns, timer);
+        }
+    }
+
+    /// A client is gone.
+    pub fn left(&mut self, client: ClientId) {
+        self.clients.left(client);
+        self.rounds.left(client);
+        self.floors.left(client);
+    }
+
+    /// The answer to a launch as the floor of its client changes it; the given one if it has none. A hold ends when the
+    /// client will be due. `may_yield`: the client may be asked to yield meanwhile, so a timer looks at its floor again.
+    /// Also whether the launch goes for the sake of the floor, which is the `reason` then.
+    pub fn with_floor(
+        &mut self,
+        launch: &Launch,
+        answer: Answer,
+        due: Option<Due>,
+        may_yield: bool,
+        reason: impl Into<u8>,
+    ) -> (Answer, bool) {
+        let Some(due) = due else { return (answer, false) };
+        let decision = match due.shorten(answer.decision) {
+            // What it has had is to be looked at with each launch.
+            Decision::Run(_) if launch.high_clients > 0 => Decision::Run(0),
+            decision => decision,
+        };
+        if matches!(decision, Decision::Hold(_) | Decision::HoldUntilCompletion(_)) {
+            return (decision.because(answer.reason), false);
+        }
+        if may_yield && let Some(timer) = self.timer {
+            self.floors.wake(launch.now_ns, launch.client, timer);
+        }
+        let is_contended = launch.high_active() || self.rounds.is_shared();
+        let for_floor = due == Due::Now && is_contended;
+        let reason = if for_floor { reason.into() } else { answer.reason };
+        (decision.because(reason), for_floor)
+    }
+
+    /// The timer for floors fired. Whether somebody became due or is no longer.
+    pub fn fired(&mut self, now_ns: u64) -> bool {
+        if let Some(timer) = self.timer {
+            self.floors.fired(now_ns, timer);
+        }
+        self.floors.take_changed()
+    }
+
+    /// Launches of a lease: none where several share, for each launch has to be asked about.
+    pub fn lease(&self, launches: u32) -> u32 {
+        if self.rounds.is_shared() { 0 } else { launches }
+    }
+
+    /// A client's window: where several share, no more than others may have to wait for.
+    pub fn window_ns(&self, window_ns: u64) -> u64 {
+        let most_ns = if self.rounds.is_shared() { self.rounds.window_ns() } else { WINDOW_OPEN };
+        window_ns.min(most_ns)
+    }
+
+    /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not yield: it
+    /// would not get on.
+    pub fn set_terms(&mut self, terms: Terms) {
+        let leases = terms.leases && !self.rounds.is_shared();
+        let floors = &self.floors;
+        self.clients.set_terms_of(|client| Terms {
+            leases,
+            yields: terms.yields.filter(|_| !floors.is_due(client)),
+            ..terms
+        });
+    }
+
+    /// Lines for rounds and floors; nothing if there are none.
+    pub fn saved(&self) -> String {
+        self.rounds.saved() + &self.floors.saved()
+    }
+
+    /// Go on from such lines, among others, once the first client joins.
+    pub fn restore(&mut self, lines: &str) {
+        self.saved = Some((SavedRounds::read(lines), Floors::read(lines)));
+    }
+}
+
+#[cfg(test)]
+mod tests;
