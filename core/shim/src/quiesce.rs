@@ -75,12 +75,10 @@ static LOADER: Lock = Lock::new();
 static ISSUER: Lock = Lock::new();
 /// Calls stood aside for [`LOAD_MAX`]: a thread was lost in the driver, or that is slow. Nothing closes any more.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
-/// How long a launch in parts waits for other threads to leave the driver before it goes whole; once one has waited in
-/// vain, the next ones wait for less.
-const ALONE_WAIT_MAX: Duration = Duration::from_millis(2);
-const ALONE_WAIT_AGAIN_MAX: Duration = Duration::from_micros(20);
-/// The last launch in parts waited in vain.
-static IS_CROWDED: AtomicBool = AtomicBool::new(false);
+/// How long a launch in parts waits for other threads to leave the driver before it goes whole, ns. One behind another
+/// that has waited in vain waits for half as long.
+const ALONE_WAIT_NS: [u64; 2] = [15_625, 2_000_000];
+static ALONE_WAIT: AtomicU64 = AtomicU64::new(ALONE_WAIT_NS[1]);
 
 /// False: nothing opened within [`LOAD_MAX`].
 #[cold]
@@ -137,14 +135,15 @@ fn open(reason: usize) {
 /// Run `issue`, which puts several things into a stream, while no other thread puts anything into any. By a thread
 /// within [`while_open`] and a launch that was counted. `None`: other threads are in the driver, and nothing was done.
 pub fn alone<T>(issue: impl FnOnce() -> Option<T>) -> Option<T> {
-    let leave_max = if IS_CROWDED.load(Relaxed) { ALONE_WAIT_AGAIN_MAX } else { ALONE_WAIT_MAX };
+    let wait_ns = ALONE_WAIT.load(Relaxed);
     let mut was_alone = false;
     let issue = || {
         was_alone = true;
         issue()
     };
-    let result = alone_within(1, [LOAD_MAX, leave_max], issue);
-    IS_CROWDED.store(!was_alone, Relaxed);
+    let result = alone_within(1, [LOAD_MAX, Duration::from_nanos(wait_ns)], issue);
+    let next_ns = if was_alone { ALONE_WAIT_NS[1] } else { (wait_ns / 2).max(ALONE_WAIT_NS[0]) };
+    ALONE_WAIT.store(next_ns, Relaxed);
     result
 }
 
@@ -500,9 +499,8 @@ pub fn reset() {
     for word in [&CLOSED, &ENTERED, &WAITING, &ASIDE, &WAITS, &WAITS_THERE, &HELPS] {
         word.store(0, SeqCst);
     }
-    for flag in [&IS_LOST, &IS_CROWDED] {
-        flag.store(false, SeqCst);
-    }
+    IS_LOST.store(false, SeqCst);
+    ALONE_WAIT.store(ALONE_WAIT_NS[1], SeqCst);
     PATIENT_AGAIN_NS.store(0, SeqCst);
 }
 
@@ -548,15 +546,17 @@ mod tests {
     fn a_launch_in_parts_waits_for_less_once_one_has_waited_in_vain() {
         // As if another thread was in the driver.
         ENTERED.fetch_add(2, SeqCst);
-        let start = Instant::now();
-        assert_eq!(alone(|| Some(())), None);
-        assert!(start.elapsed() >= ALONE_WAIT_MAX && IS_CROWDED.load(SeqCst));
-        assert_eq!(alone(|| Some(())), None);
+        for times in 1..20 {
+            let (start, wait_ns) = (Instant::now(), ALONE_WAIT.load(SeqCst));
+            assert_eq!(alone(|| Some(())), None);
+            assert!(start.elapsed() >= Duration::from_nanos(wait_ns));
+            assert_eq!(ALONE_WAIT.load(SeqCst), (ALONE_WAIT_NS[1] >> times).max(ALONE_WAIT_NS[0]));
+        }
         // It has left, and this one is in a launch.
         ENTERED.fetch_sub(1, SeqCst);
         slots::SLOTS[0].word.begin();
         assert_eq!(alone(|| Some(())), Some(()));
-        assert!(!IS_CROWDED.load(SeqCst));
+        assert_eq!(ALONE_WAIT.load(SeqCst), ALONE_WAIT_NS[1]);
         slots::SLOTS[0].word.end();
         ENTERED.fetch_sub(1, SeqCst);
     }
