@@ -419,10 +419,10 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // Run it whole. The number is a lease: so many further launches of this client start without being asked about,
 // until they are used up or `control.revoke-lease` ends them. 0: just this one.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN 0
-// Not now, and none of the client's launches behind it. Offered again after so many nanoseconds (at least 1 us, at
-// most `engine.hold_ms_max`, 1 s by default), and earlier whenever high-priority activity starts or ends, a client
-// joins or leaves, a timer of this policy fires, a unit ends that this policy is told of (`units`), or a window, a
-// floor, the policy, or who is ungated changes.
+// Not now, and none of the client's launches behind it. Offered again after so many nanoseconds, but at least 1 us
+// (at most `engine.hold_ms_max`, 1 s by default), and earlier whenever high-priority activity starts or ends, a
+// client joins or leaves, a timer of this policy fires, a unit ends that this policy is told of (`units`), or a
+// window, a floor, the policy, or who is ungated changes.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD 1
 // As `hold`, and also offered again when a launch of another best-effort client ends.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD_UNTIL_COMPLETION 2

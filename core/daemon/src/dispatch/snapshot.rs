@@ -280,7 +280,7 @@ impl<T: Ord> Largest<T> {
         }
     }
 
-    /// Largest first.
+    /// All of them, the largest first.
     fn into_sorted(self) -> impl Iterator<Item = T> {
         self.heap.into_sorted_vec().into_iter().map(|Reverse(value)| value)
     }
