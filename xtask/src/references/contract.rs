@@ -178,7 +178,7 @@ mod tests {
             "\n### record `launch`\n\nOne launch to decide.",
             "| `kernel` | `kernel-id` | NO-KERNEL if ",
             "\n### variant `decision`\n",
-            "| `hold` | `u64` | Not now. ",
+            "| `hold` | `u64` | Not now, ",
             "| `labels` | `list<tuple<string, string>>` | ",
             "\n### type `client-id`\n\nA connected program.\n\nA `u32`.\n",
         ] {
