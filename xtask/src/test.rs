@@ -279,8 +279,8 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
                 let test = [
                     "test",
                     "--release",
-                    "-p",
-                    "tally-core",
+                    // Of one package alone everything would be built again, with its features.
+                    "--workspace",
                     "--test",
                     "systemd",
                     "--",
