@@ -340,10 +340,8 @@ fn described() -> u64 {
 fn served() -> u64 {
     let Some(it) = host::service(1) else { return 0 };
     let (slo_ns, percentile) = it.objective.map_or((0, 0.0), |o| (o.slo_ns, o.percentile));
-    let times = slo_ns
-        + 10 * (percentile as u64)
-        + 1_000 * it.open_deadline_ns
-        + 10_000 * it.open_since_ns;
+    let times =
+        slo_ns + 10 * (percentile as u64) + 1_000 * it.open_deadline_ns + 10_000 * it.open_since_ns;
     times
         + 1_000_000 * it.units
         + 10_000_000 * it.units_within
