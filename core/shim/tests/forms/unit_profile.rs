@@ -106,17 +106,21 @@ fn until_profiled(told: &Told<'_>) {
     }
 }
 
-/// The core's part of it: the first profile behind those that it has seen.
-fn profile(core: &mut Governor, seen: u64) -> UnitProfile {
+/// The core's part of it: a profile of one of the long units. On a busy machine a short one may be profiled instead.
+fn profile(core: &mut Governor) -> UnitProfile {
+    let mut seen = 0;
     for _ in 0..ROUNDS {
         core.expect("units");
-        if let Some((_, profile)) = core.region().marks.profile.read(seen) {
-            core.say("enough");
-            return profile;
+        if let Some((sequence, profile)) = core.region().marks.profile.read(seen) {
+            if profile.launches as usize == BLOCKS.len() {
+                core.say("enough");
+                return profile;
+            }
+            seen = sequence;
         }
         core.say("again");
     }
-    panic!("no unit was profiled");
+    panic!("no long unit was profiled");
 }
 
 #[test]
@@ -133,7 +137,7 @@ fn a_profiled_unit_tells_its_launches_their_gaps_and_the_sms_that_they_fill() {
             core.grant_all();
             let each: u32 = core.hear().parse().unwrap();
             core.say("on");
-            let profile = profile(core, 0);
+            let profile = profile(core);
             core.ends(0);
             assert_eq!((profile.launches, profile.gaps), (3, 2));
             let needed = BLOCKS.map(|blocks| blocks.div_ceil(each).min(SMS));
@@ -160,7 +164,7 @@ fn a_context_that_ends_takes_its_profiled_unit_with_it() {
         },
         |core: &mut Governor| {
             core.grant_all();
-            let profile = profile(core, 0);
+            let profile = profile(core);
             core.ends(0);
             assert_eq!((profile.launches, profile.gaps), (3, 2));
         },
@@ -203,9 +207,8 @@ fn units_of_two_threads_are_not_taken_for_one() {
                 }
                 core.say(if round + 1 < TWO_THREADS_ROUNDS { "again" } else { "enough" });
             }
-            let profile = profile(core, seen);
+            profile(core);
             core.ends(0);
-            assert!([1, 2, 3].contains(&profile.launches), "{profile:?}");
         },
     );
 }
