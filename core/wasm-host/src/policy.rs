@@ -282,10 +282,14 @@ impl WasmPolicy {
         let events: Vec<_> = joined.chain(started).chain(open).filter(wanted).collect();
         for event in &events {
             let Some(live) = &mut self.live else { break };
+            let commands = context.commands.list().len();
             let told = live.call(self.call_budget, now_ns, context, |policy, store| {
                 tell(policy, store, now_ns, event)
             });
-            told.map_err(|error| self.trapped(&error, now_ns))?;
+            told.map_err(|error| {
+                context.commands.truncate(commands);
+                self.trapped(&error, now_ns)
+            })?;
         }
         Ok(())
     }

@@ -6,8 +6,7 @@ use super::connection::Connection;
 use super::{Places, Plane, admin, registration};
 use crate::admit::Rules;
 use crate::config::{Config, SharingChoice};
-use crate::dispatch::Settings;
-use crate::dispatch::harness::Harness;
+use crate::dispatch::harness::{self, Harness};
 use crate::loader::Loader;
 use crate::peer::Peer;
 use crate::policy_slot::PolicySlot;
@@ -25,7 +24,6 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tally_decision_log::Recorder;
-use tally_engine::EngineConfig;
 use tally_ipc::admin::{File, Incoming};
 use tokio::sync::{Mutex, Notify};
 use tokio::task::LocalSet;
@@ -94,15 +92,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
     let sharing = SharingMode::establish(&config.sharing, Path::new("/dev/null")).await;
     let (profiles, _) = ProfileStore::open(&config.profiles).await;
     let recordings = Recordings::open(&config, &policy, &Recorder::default());
-    let settings = Settings {
-        spin_ns: 0,
-        pin_cpu: None,
-        completion_poll_ns: 50_000,
-        probe_after_ns: 1_000_000,
-        high_stall_ns: 0,
-        engine: EngineConfig::default(),
-    };
-    let harness = Harness::new(settings, policy).expect("descriptors");
+    let harness = Harness::new(harness::settings(), policy).expect("descriptors");
     let plane = Rc::new(Plane {
         rules: Rules::new(&config, rustix::process::geteuid().as_raw()),
         control: harness.control.clone(),

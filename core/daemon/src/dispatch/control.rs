@@ -303,21 +303,13 @@ impl ControlReceiver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dispatch::{Settings, harness::Harness};
+    use crate::dispatch::harness::{self, Harness};
     use crate::loader::Loaded;
 
     /// A policy is recovered while somebody asks for the status.
     #[test]
     fn a_status_in_the_making_is_finished() {
-        let settings = Settings {
-            spin_ns: 0,
-            pin_cpu: None,
-            completion_poll_ns: 50_000,
-            probe_after_ns: 1_000_000,
-            high_stall_ns: 0,
-            engine: Default::default(),
-        };
-        let mut harness = Harness::new(settings, Loaded::built_in(0)).unwrap();
+        let mut harness = Harness::new(harness::settings(), Loaded::built_in(0)).unwrap();
         let (status, mut snapshot) = oneshot::channel();
         let (last_fault, mut fault) = oneshot::channel();
         assert!(harness.send(Control::Status { kernels: 1, done: status }));

@@ -9,12 +9,24 @@ use super::service::ServiceNumbers;
 use super::{Dispatch, NOTICES_MAX, REQUESTS_MAX, Settings, Turn};
 use crate::loader::Loaded;
 use tally_decision_log::Recorder;
-use tally_engine::ClientStats;
 use tally_engine::engine::{ClientState, PolicyStats};
+use tally_engine::{ClientStats, EngineConfig};
 use tokio::sync::mpsc;
 
 /// Requests of the control plane that one turn takes.
 pub const REQUESTS_IN_A_TURN: usize = REQUESTS_MAX;
+
+/// Settings that suit virtual time: no spinning, no CPU of its own.
+pub fn settings() -> Settings {
+    Settings {
+        spin_ns: 0,
+        pin_cpu: None,
+        completion_poll_ns: 50_000,
+        probe_after_ns: 1_000_000,
+        high_stall_ns: 0,
+        engine: EngineConfig::default(),
+    }
+}
 
 /// A dispatch loop without a thread.
 pub struct Harness {

@@ -160,9 +160,8 @@ impl Dispatch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::control::{Control, NewClient};
-    use super::super::harness::{Harness, REQUESTS_IN_A_TURN};
+    use super::super::harness::{self, Harness, REQUESTS_IN_A_TURN};
     use super::super::kernels::KernelShares;
     use super::super::park;
     use crate::loader::Loaded;
@@ -170,7 +169,6 @@ mod tests {
     use rustix::fd::AsFd;
     use std::sync::atomic::Ordering::SeqCst;
     use tally_contract::limits::{MARK_SLOTS, PASS_MARKS_CLIENT_MAX, PASS_SUBMISSIONS_CLIENT_MAX};
-    use tally_engine::EngineConfig;
     use tally_engine::policy::{Class, ClientInfo};
     use tally_ipc::layout::RING_SLOTS;
     use tally_ipc::map::{self, Mapped};
@@ -242,15 +240,7 @@ mod tests {
 
     /// A hundred clients of one user, one of another, and when the last of them was served.
     fn joined(class: Class) -> (Harness, Vec<Client>, Client, u64) {
-        let settings = Settings {
-            spin_ns: 0,
-            pin_cpu: None,
-            completion_poll_ns: 50_000,
-            probe_after_ns: 1_000_000,
-            high_stall_ns: 0,
-            engine: EngineConfig::default(),
-        };
-        let mut harness = Harness::new(settings, Loaded::grant_all()).unwrap();
+        let mut harness = Harness::new(harness::settings(), Loaded::grant_all()).unwrap();
         let mut shares = KernelShares::new(100);
         let mut clients = Vec::new();
         let mut now_ns = 1;
