@@ -13,7 +13,6 @@
 //!    policy: hold -> offered again when the hold is over or something changed
 //! ```
 
-mod commands;
 mod floors;
 mod offer;
 mod profiles;

@@ -187,6 +187,7 @@ functions! {
     cuGraphAddMemcpyNode(node: *mut Handle, graph: Handle, after: *const Handle, count: usize, params: *const [u64; 25], context: Handle);
     cuGraphAddMemsetNode(node: *mut Handle, graph: Handle, after: *const Handle, count: usize, params: *const FillNode, context: Handle);
     cuGraphAddHostNode(node: *mut Handle, graph: Handle, after: *const Handle, count: usize, params: *const HostNode);
+    cuGraphAddEventRecordNode(node: *mut Handle, graph: Handle, after: *const Handle, count: usize, event: Handle);
     cuGraphAddEmptyNode(node: *mut Handle, graph: Handle, after: *const Handle, count: usize);
     cuGraphInstantiateWithFlags(exec: *mut Handle, graph: Handle, flags: u64);
     cuGraphExecDestroy(exec: Handle);
@@ -208,6 +209,7 @@ functions! {
     cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz(stream: Handle, address: u64, value: u32, flags: u32);
     cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz(stream: Handle, address: u64, value: u32, flags: u32);
     cuEventRecord / cuEventRecord_ptsz(event: Handle, stream: Handle);
+    cuEventRecordWithFlags / cuEventRecordWithFlags_ptsz(event: Handle, stream: Handle, flags: u32);
     -- optional --
     cuFuncLoad(function: Handle);
 }

@@ -70,6 +70,7 @@ impl Display for Work {
             Work::Write { word, value } => write!(f, "stream writes {word} = {value}"),
             Work::Wait { word, value } => write!(f, "stream waits for {word} >= {value}"),
             Work::Pool { word, value } => write!(f, "allocates, adds {value} to {word}, frees"),
+            Work::Record { event } => write!(f, "record e{event}"),
             Work::Empty => write!(f, "nothing"),
         }
     }
@@ -92,6 +93,7 @@ impl Display for Op {
             Op::Record { event, on } => write!(f, "s{on}: record e{event}"),
             Op::WaitEvent { on, event } => write!(f, "s{on}: wait for e{event}"),
             Op::Launch { exec, on } => write!(f, "s{on}: launch exec {exec}"),
+            Op::Beside { context, op } => write!(f, "{op}, while context {context} is current"),
             Op::Sync { target, asking: false } => write!(f, "synchronize {target}"),
             Op::Sync { target, asking: true } => write!(f, "ask {target} until it is done"),
             Op::Ask { target } => write!(f, "ask {target} once"),

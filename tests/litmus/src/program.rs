@@ -143,6 +143,8 @@ pub enum Work {
     /// Memory from a pool: allocated, filled, added to `word` and freed, all in stream order.
     /// Not in graphs.
     Pool { word: Word, value: u32 },
+    /// A record of an event: only in graphs.
+    Record { event: Id },
     /// Nothing: only in graphs.
     Empty,
 }
@@ -174,6 +176,11 @@ pub enum Op {
     Launch {
         exec: Id,
         on: Id,
+    },
+    /// A launch, of a kernel or an exec, into a stream made for it, while another context of the process is current.
+    Beside {
+        context: Id,
+        op: Box<Op>,
     },
     /// Waits in a synchronising call, or asks again and again if `asking`.
     Sync {
@@ -262,6 +269,16 @@ pub enum Op {
     SetAttribute {
         module: Id,
     },
+}
+
+impl Op {
+    /// What the operation does, whatever context is current.
+    pub fn plain(&self) -> &Op {
+        match self {
+            Op::Beside { op, .. } => op,
+            op => op,
+        }
+    }
 }
 
 /// How streams relate to others.

@@ -135,7 +135,7 @@ impl Maker {
 
     /// One of the idioms, at random.
     fn idiom(&mut self) -> Timeline {
-        match self.rng.u32(0..42) {
+        match self.rng.u32(0..46) {
             0..=6 => self.chain(),
             7 => self.meet(),
             8..=10 => self.poll_first(),
@@ -153,6 +153,8 @@ impl Maker {
             34 => self.timing(),
             35 | 36 => self.turns_with_legacy(),
             37 => self.attribute(),
+            38 | 39 => self.recorded_anew(),
+            40 | 41 => self.beside(),
             _ => self.shared_stream(),
         }
     }
@@ -242,6 +244,7 @@ mod tests {
             "WaitEvent",
             "Record",
             "Launch",
+            "Beside",
             "Sync",
             "Ask",
             "Elapsed",
@@ -282,6 +285,7 @@ mod tests {
             "Write",
             "Wait",
             "Pool",
+            "RecordInGraph",
         ]
         .into_iter()
         .filter(|name| !seen.contains(*name))

@@ -119,7 +119,10 @@ impl<'p> Moments<'p> {
     /// If something in it makes no sense.
     pub fn of(program: &'p Program, device: Device) -> Result<Self, String> {
         let calls: Vec<Call<'p>> =
-            program.ops().map(|(thread, _, op)| Call { thread, op, items: Vec::new() }).collect();
+            program
+            .ops()
+            .map(|(thread, _, op)| Call { thread, op: op.plain(), items: Vec::new() })
+            .collect();
         let (items, threads) = (Vec::new(), vec![None; program.threads.len()]);
         let mut all = Self { program, device, calls, items, order: Order::default(), threads };
         let mut updated: HashMap<Id, Vec<(usize, Id)>> = HashMap::new();
@@ -288,6 +291,10 @@ impl<'p> Moments<'p> {
             Work::Pool { word, value } => Effect::Add { word: *word, add: *value, atomic: false },
             Work::Wait { word, value } => {
                 self.items[item].needs = Some((*word, *value));
+                return;
+            }
+            Work::Record { event } => {
+                self.items[item].records = Some(*event);
                 return;
             }
             Work::Empty => return,

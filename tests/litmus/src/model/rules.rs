@@ -50,6 +50,9 @@ pub fn refuse_ambiguity(all: &Moments<'_>) -> Result<(), String> {
             }
             _ => continue,
         };
+        if is_recorded_by_graphs(all, event) {
+            continue;
+        }
         for record in all.items.iter().filter(|i| i.records == Some(event)) {
             let known = all.order.before(back(record.op), begin(call))
                 || all.order.before(back(call), begin(record.op));
@@ -268,8 +271,16 @@ fn exec_pairs<'a>(all: &'a Moments<'_>) -> Vec<(&'a Item, &'a Item)> {
     found
 }
 
-/// The record of an event that a call means: the last one before it.
+/// Whether graphs record an event: which of its records a call means is not promised then, and so no order follows.
+fn is_recorded_by_graphs(all: &Moments<'_>, event: Id) -> bool {
+    all.items.iter().any(|i| i.is_node && i.records == Some(event))
+}
+
+/// The record of an event that a call means: the last one before it, if that is known.
 fn record_of<'a>(all: &'a Moments<'_>, event: Id, call: usize) -> Option<&'a Item> {
+    if is_recorded_by_graphs(all, event) {
+        return None;
+    }
     let records = all.items.iter().filter(|i| i.records == Some(event));
     let earlier = records.filter(|i| all.order.before(back(i.op), begin(call)));
     earlier.reduce(|last, next| if called_before(all, last, next) { next } else { last })
@@ -311,6 +322,11 @@ fn waited_for<'a>(all: &'a Moments<'_>, call: usize, lawful: bool) -> Vec<&'a It
                 of == Key::Legacy(stream.context) && all.is_blocking(key, stream.context)
             };
             items.filter(|i| i.key.is_some_and(|key| key == of || blocking(key))).collect()
+        }
+        Op::WaitEvent { event, .. } | Op::Sync { target: Target::Event(event), .. }
+            if !lawful && is_recorded_by_graphs(all, *event) =>
+        {
+            items.filter(|i| i.records == Some(*event)).collect()
         }
         Op::CreateContext { .. } | Op::DestroyContext { .. } if !lawful => items.collect(),
         Op::Sync { target: Target::Context(context), .. } | Op::DestroyContext { context } => {
@@ -397,7 +413,9 @@ fn waits(all: &Moments<'_>) -> Vec<Vec<u32>> {
     for (call, c) in all.calls.iter().enumerate() {
         for item in waited_for(all, call, false) {
             if !all.order.before(back(call), begin(item.op)) {
-                wait(back(call), item.end);
+                let in_stream = matches!(c.op, Op::WaitEvent { .. });
+                let waiter = if in_stream { all.items[c.items[0]].start } else { back(call) };
+                wait(waiter, item.end);
             }
         }
         let pageable =

@@ -112,6 +112,11 @@ impl Run {
                 // SAFETY: see above; the data lives as long as the program.
                 unsafe { cuda.cuGraphAddHostNode(&mut made, to, list, count, &node) }
             }
+            Work::Record { event } => {
+                let event = self.events[*event].get();
+                // SAFETY: see above.
+                unsafe { cuda.cuGraphAddEventRecordNode(&mut made, to, list, count, event) }
+            }
             // SAFETY: see above.
             Work::Empty => unsafe { cuda.cuGraphAddEmptyNode(&mut made, to, list, count) },
             other => return Err(format!("no node does this: {other}")),

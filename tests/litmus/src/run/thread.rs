@@ -9,14 +9,23 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 const NOT_READY: u32 = 600;
+/// `CU_EVENT_RECORD_EXTERNAL`: captured, it becomes a node that records the event at each launch.
+const RECORD_EXTERNAL: u32 = 1;
 /// How long a thread that waits for another, or for memory to change, sleeps at a time.
 const NAP: Duration = Duration::from_micros(50);
+
+/// A thread's current context.
+struct Current {
+    context: Id,
+    /// It stays current, whatever context a call is about.
+    is_fixed: bool,
+}
 
 impl Run {
     /// Runs a thread's operations, on the calling thread. Does not return if one fails.
     pub(super) fn thread(self: &Arc<Self>, id: Id) {
         let ops = &self.program.threads[id].ops;
-        let mut current = usize::MAX;
+        let mut current = Current { context: usize::MAX, is_fixed: false };
         for (i, op) in ops.iter().enumerate() {
             self.now_at(id, i);
             let done = match op {
@@ -44,24 +53,24 @@ impl Run {
         self.now_at(id, ops.len());
     }
 
-    /// Makes a context current if it is not.
-    fn enter(&self, context: Id, current: &mut Id) -> Result<(), String> {
-        if *current != context {
+    /// Makes a context current if it is not, and another is not to stay so.
+    fn enter(&self, context: Id, current: &mut Current) -> Result<(), String> {
+        if current.context != context && !current.is_fixed {
             self.use_context(context)?;
-            *current = context;
+            current.context = context;
         }
         Ok(())
     }
 
     /// A stream's handle, and whether functions for per-thread streams are meant; its context is
     /// made current.
-    fn stream(&self, on: Id, current: &mut Id) -> Result<(Handle, bool), String> {
+    fn stream(&self, on: Id, current: &mut Current) -> Result<(Handle, bool), String> {
         let stream = self.program.streams[on];
         self.enter(stream.context, current)?;
         Ok((self.streams[on].get(), stream.kind == StreamKind::PerThread))
     }
 
-    fn op(&self, op: &Op, number: usize, current: &mut Id) -> Result<(), String> {
+    fn op(&self, op: &Op, number: usize, current: &mut Current) -> Result<(), String> {
         let cuda = self.machine.cuda;
         // SAFETY, for all calls: handles of ours, valid out pointers, and memory that lives until
         // the work on it has ended.
@@ -85,6 +94,13 @@ impl Run {
                 let (stream, own) = self.stream(*on, current)?;
                 // SAFETY: see above.
                 self.check(unsafe { cuda.cuGraphLaunch(own, self.execs[*exec].get(), stream) })
+            }
+            Op::Beside { context, op } => {
+                self.enter(*context, current)?;
+                current.is_fixed = true;
+                let done = self.op(op, number, current);
+                current.is_fixed = false;
+                done
             }
             Op::Sync { target, asking: false } => self.synchronize(*target, current),
             Op::Sync { target, asking: true } => {
@@ -158,7 +174,7 @@ impl Run {
             }
             op => {
                 // These change what is current.
-                *current = usize::MAX;
+                current.context = usize::MAX;
                 self.change(op)
             }
         }
@@ -190,7 +206,7 @@ impl Run {
         }
     }
 
-    fn synchronize(&self, target: Target, current: &mut Id) -> Result<(), String> {
+    fn synchronize(&self, target: Target, current: &mut Current) -> Result<(), String> {
         let cuda = self.machine.cuda;
         // SAFETY: handles of ours.
         let done = match target {
@@ -213,7 +229,7 @@ impl Run {
         self.check(done)
     }
 
-    fn is_ready(&self, target: Target, current: &mut Id) -> Result<bool, String> {
+    fn is_ready(&self, target: Target, current: &mut Current) -> Result<bool, String> {
         let cuda = self.machine.cuda;
         // SAFETY: handles of ours.
         let asked = match target {
@@ -293,6 +309,11 @@ impl Run {
                 self.launch(stream, own, &call, number)?;
                 // SAFETY: not used by anything put into the stream later.
                 unsafe { cuda.cuMemFreeAsync(own, made, stream) }
+            }
+            Work::Record { event } => {
+                let event = self.events[*event].get();
+                // SAFETY: see above.
+                unsafe { cuda.cuEventRecordWithFlags(own, event, stream, RECORD_EXTERNAL) }
             }
             Work::Empty => Ok(()),
         };
