@@ -1,7 +1,7 @@
 //! Makes the idioms that use no graphs.
 
 use super::{Maker, Timeline};
-use crate::build::{Builder, kernel};
+use crate::build::{Builder, kernel, node};
 use crate::program::{
     Blocks, Id, Kernel, Module, Op, Source, Stream, StreamKind, Target, Word, Work,
 };
@@ -381,6 +381,90 @@ impl Maker {
             timeline.push((place.1, Op::Submit { on: place.0, work }));
             timeline.push((place.1, Op::SetAttribute { module }));
         }
+        timeline
+    }
+
+    /// Launches of one kernel, each by itself, so that its forms can be made.
+    fn alone(&mut self, (on, thread): (Id, Id), kernel: &Kernel) -> Timeline {
+        let mut timeline = Vec::new();
+        for _ in 0..6 {
+            timeline.push(self.launch((on, thread), kernel.clone()));
+            let target = Target::Stream(on);
+            timeline.push((thread, Op::Sync { target, asking: false }));
+            timeline.push((thread, Op::Sleep { us: 2_000 }));
+        }
+        timeline
+    }
+
+    /// An event behind a long launch, which a graph in another stream records anew: what waits for it says nothing of
+    /// the launch, whose stream goes while it runs.
+    pub(super) fn recorded_anew(&mut self) -> Timeline {
+        let (kind, thread) = (StreamKind::NonBlocking, 0);
+        let beside = self.b.stream(kind);
+        let timed = self.coin();
+        let (event, word) = (self.b.event(timed), self.b.device(1));
+        let fold = Kernel::Fold { word: self.b.device(1), value: 5, loops: 0 };
+        let record = Work::Record { event };
+        let nodes = match self.rng.u32(0..3) {
+            0 => vec![node(record, &[])],
+            1 => vec![node(kernel(fold), &[]), node(record, &[0])],
+            _ => vec![node(record, &[]), node(kernel(fold), &[0])],
+        };
+        let captured = self.coin();
+        let graph = self.b.graph(captured, nodes);
+        let exec = self.b.exec(graph);
+        let (blocks, loops) = (self.rng.u32(64..200), self.rng.u32(500..3_000));
+        let count = |loops| Kernel::Count { word, blocks, loops, apart: false };
+        let mut timeline = self.alone((beside, thread), &count(0));
+        for _ in 0..self.rng.u32(1..=4) {
+            let urgency = self.rng.u8(0..=3);
+            let on = self.b.stream_with(Stream { context: 0, kind, urgency });
+            timeline.push((thread, Op::CreateStream { stream: on }));
+            timeline.push(self.launch((on, thread), count(loops)));
+            timeline.push((thread, Op::Record { event, on }));
+            timeline.push((thread, Op::Launch { exec, on: beside }));
+            let target = Target::Event(event);
+            timeline.push(match self.rng.u32(0..4) {
+                0 => (thread, Op::Ask { target }),
+                1 => (thread, Op::WaitEvent { on: beside, event }),
+                _ => (thread, Op::Sync { target, asking: self.coin() }),
+            });
+            let again = if self.coin() { on } else { beside };
+            timeline.push(self.launch((again, thread), count(loops)));
+            timeline.push((thread, Op::DestroyStream { stream: on }));
+            if self.coin() {
+                timeline.push((thread, Op::Sleep { us: 5_000 }));
+            }
+        }
+        timeline
+    }
+
+    /// Launches into streams of one context while another is current, which is destroyed while they run.
+    pub(super) fn beside(&mut self) -> Timeline {
+        let (own, other) = (0, self.b.context(0, false));
+        let kind = if self.coin() { StreamKind::Blocking } else { StreamKind::NonBlocking };
+        let on = self.b.stream_with(Stream { context: own, kind, urgency: 0 });
+        let others = self.b.stream_with(Stream { context: other, kind, urgency: 0 });
+        let (word, theirs) = (self.b.device(1), self.b.device_in(other, 1));
+        let (blocks, loops) = (self.rng.u32(64..500), self.rng.u32(0..400));
+        let long = Kernel::Count { word, blocks, loops, apart: false };
+        let of_other = Kernel::Count { word: theirs, blocks, loops: 0, apart: false };
+        let nodes = vec![node(kernel(long.clone()), &[]), node(kernel(long.clone()), &[0])];
+        let captured = self.coin();
+        let graph = self.b.graph(captured, nodes);
+        let exec = self.b.exec(graph);
+        let mut timeline = if self.coin() { self.alone((on, 0), &long) } else { Vec::new() };
+        timeline.push((0, Op::CreateContext { context: other }));
+        for _ in 0..self.rng.u32(1..=8) {
+            let (context, op) = match self.rng.u32(0..5) {
+                0 => (own, self.launch((others, 0), of_other.clone()).1),
+                1 => (other, Op::Launch { exec, on }),
+                _ => (other, self.launch((on, 0), long.clone()).1),
+            };
+            timeline.push((0, Op::Beside { context, op: Box::new(op) }));
+        }
+        timeline.push((0, Op::DestroyContext { context: other }));
+        timeline.push(self.launch((on, 0), long));
         timeline
     }
 }

@@ -231,10 +231,14 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for program in (0..600).map(program) {
             seen.insert(format!("{:?}", program.environment));
+            let nodes = program.graphs.iter().flat_map(|graph| &graph.nodes);
+            if nodes.into_iter().any(|n| matches!(n.work, crate::program::Work::Record { .. })) {
+                seen.insert("RecordInGraph".to_owned());
+            }
             for (_, _, op) in program.ops() {
                 let text = format!("{op:?}");
                 seen.insert(text.split([' ', '{']).next().unwrap_or_default().to_owned());
-                if let Op::Submit { work, .. } = op {
+                if let Op::Submit { work, .. } = op.plain() {
                     let text = format!("{work:?}").replace("Kernel { kernel: ", "");
                     seen.insert(text.split([' ', '{']).next().unwrap_or_default().to_owned());
                 }

@@ -118,8 +118,7 @@ impl<'p> Moments<'p> {
     /// # Errors
     /// If something in it makes no sense.
     pub fn of(program: &'p Program, device: Device) -> Result<Self, String> {
-        let calls: Vec<Call<'p>> =
-            program
+        let calls: Vec<Call<'p>> = program
             .ops()
             .map(|(thread, _, op)| Call { thread, op: op.plain(), items: Vec::new() })
             .collect();
