@@ -7,8 +7,8 @@ use crate::policy::WasmPolicy;
 use crate::{Capabilities, ComponentFile, HostError, Limits, LoadError, Trust, inspect};
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{JoinHandle, Thread};
@@ -242,7 +242,8 @@ fn settings(limits: &Limits) -> Config {
     config
 }
 
-/// Advances the engine's epoch: a call that sees it advance looks at its CPU time. Without calls it sleeps.
+/// Advances the engine's epoch: a call that sees it advance looks at its CPU time. Without calls it sleeps. It ticks
+/// slowly while calls are short: on a busy machine each tick may take the CPU from who waits for a decision.
 pub struct Ticker {
     ticking: Arc<Ticking>,
     stop: Option<Sender<()>>,
@@ -254,10 +255,42 @@ const IDLE_TICKS: u32 = 20;
 /// It looks about so often then: a call whose beginning it misses may run on for so long.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 
+/// A slow tick is so many of the others.
+const SLOW: u32 = 4;
+/// After a long call it does not tick slowly for so long.
+const ALERT: Duration = Duration::from_secs(1);
+
+/// When the ticker looks next.
+struct Pace {
+    tick: Duration,
+    alert_until: Option<Instant>,
+}
+
+impl Pace {
+    fn until_next(&mut self, now: Instant, found: Found) -> Duration {
+        if found.is_long {
+            self.alert_until = Some(now + ALERT);
+        }
+        let is_alert = self.alert_until.is_some_and(|until| now < until);
+        if is_alert || found.is_running { self.tick } else { SLOW * self.tick }
+    }
+}
+
+/// What a look at the policies found.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    /// There was a call since the last look, or is one.
+    is_called: bool,
+    is_running: bool,
+    /// One has been running since the last look.
+    is_long: bool,
+}
+
 /// Tells the ticker of the calls of one policy.
 #[derive(Debug)]
 pub struct Beat {
-    is_called: AtomicBool,
+    /// Calls begun. One thread calls a policy.
+    calls: AtomicU64,
     is_running: AtomicBool,
     ticking: Arc<Ticking>,
 }
@@ -267,20 +300,31 @@ pub struct Beat {
 struct Ticking {
     is_asleep: AtomicBool,
     thread: OnceLock<Thread>,
-    beats: Mutex<Vec<Weak<Beat>>>,
+    beats: Mutex<Vec<Seen>>,
+}
+
+/// A policy's beat, as the last look found it.
+#[derive(Debug)]
+struct Seen {
+    beat: Weak<Beat>,
+    calls: u64,
+    was_running: bool,
 }
 
 impl Ticking {
-    /// Whether there was a call since it was asked last, or is one.
-    fn is_wanted(&self) -> bool {
+    fn look(&self) -> Found {
         let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut is_wanted = false;
-        beats.retain(|beat| {
-            let Some(beat) = beat.upgrade() else { return false };
-            is_wanted |= beat.is_called.swap(false, SeqCst) | beat.is_running.load(SeqCst);
+        let mut found = Found::default();
+        beats.retain_mut(|seen| {
+            let Some(beat) = seen.beat.upgrade() else { return false };
+            let (calls, is_running) = (beat.calls.load(SeqCst), beat.is_running.load(SeqCst));
+            found.is_called |= is_running || calls != seen.calls;
+            found.is_running |= is_running;
+            found.is_long |= is_running && seen.was_running && calls == seen.calls;
+            (seen.calls, seen.was_running) = (calls, is_running);
             true
         });
-        is_wanted
+        found
     }
 
     #[cold]
@@ -297,7 +341,7 @@ impl Beat {
     /// A call begins: wakes the ticker if it sleeps.
     #[inline]
     pub fn begin(&self) {
-        self.is_called.store(true, Relaxed);
+        self.calls.store(self.calls.load(Relaxed).wrapping_add(1), Relaxed);
         self.is_running.store(true, Relaxed);
         if self.ticking.is_asleep.load(Relaxed) {
             self.ticking.wake();
@@ -318,22 +362,24 @@ impl Ticker {
         let own = ticking.clone();
         let run = move || {
             let _ = own.thread.set(std::thread::current());
-            let mut idle = 0;
+            let mut pace = Pace { tick, alert_until: None };
+            let (mut idle, mut found) = (0, Found::default());
             while let Err(TryRecvError::Empty) = stopped.try_recv() {
                 if idle >= IDLE_TICKS {
                     own.is_asleep.store(true, SeqCst);
-                    let is_wanted = own.is_wanted() || {
+                    let is_wanted = own.look().is_called || {
                         std::thread::park_timeout(IDLE_LOOK);
-                        own.is_wanted()
+                        own.look().is_called
                     };
                     own.is_asleep.store(false, SeqCst);
                     if !is_wanted {
                         continue;
                     }
                 }
-                std::thread::sleep(tick);
+                std::thread::sleep(pace.until_next(Instant::now(), found));
                 engine.increment_epoch();
-                idle = if own.is_wanted() { 0 } else { idle + 1 };
+                found = own.look();
+                idle = if found.is_called { 0 } else { idle + 1 };
             }
         };
         let thread = std::thread::Builder::new().name("policy-epoch".into()).spawn(run)?;
@@ -343,12 +389,12 @@ impl Ticker {
     /// Registers a policy, whose calls keep the ticker awake while the `Beat` lives.
     pub fn beat(&self) -> Arc<Beat> {
         let beat = Arc::new(Beat {
-            is_called: AtomicBool::new(false),
+            calls: AtomicU64::new(0),
             is_running: AtomicBool::new(false),
             ticking: self.ticking.clone(),
         });
         let mut beats = self.ticking.beats.lock().unwrap_or_else(PoisonError::into_inner);
-        beats.push(Arc::downgrade(&beat));
+        beats.push(Seen { beat: Arc::downgrade(&beat), calls: 0, was_running: false });
         beat
     }
 }
@@ -399,6 +445,51 @@ mod tests {
         let all =
             texts.flatten().filter(|text| of(text, "Name:").as_deref() == Some("policy-epoch"));
         all.map(|text| of(&text, "voluntary_ctxt_switches:").unwrap().parse::<u64>().unwrap()).sum()
+    }
+
+    #[test]
+    fn ticks_are_slow_until_a_call_is_running_and_for_a_while_after_a_long_one_they_are_not() {
+        let tick = Duration::from_millis(1);
+        let mut pace = Pace { tick, alert_until: None };
+        let start = Instant::now();
+        let short = Found { is_called: true, ..Found::default() };
+        let running = Found { is_running: true, ..short };
+        let long = Found { is_long: true, ..running };
+        assert_eq!(pace.until_next(start, short), SLOW * tick);
+        assert_eq!(pace.until_next(start, running), tick);
+        assert_eq!(pace.until_next(start, short), SLOW * tick);
+        assert_eq!(pace.until_next(start, long), tick);
+        assert_eq!(pace.until_next(start + ALERT - tick, short), tick);
+        assert_eq!(pace.until_next(start + ALERT, short), SLOW * tick);
+    }
+
+    #[test]
+    fn only_one_call_from_look_to_look_is_long() {
+        let ticking = Arc::new(Ticking::default());
+        let beat =
+            Beat { calls: AtomicU64::new(0), is_running: false.into(), ticking: ticking.clone() };
+        let beat = Arc::new(beat);
+        let seen = Seen { beat: Arc::downgrade(&beat), calls: 0, was_running: false };
+        ticking.beats.lock().unwrap().push(seen);
+        let look = || {
+            let Found { is_called, is_running, is_long } = ticking.look();
+            (is_called, is_running, is_long)
+        };
+        assert_eq!(look(), (false, false, false));
+        beat.begin();
+        beat.end();
+        assert_eq!(look(), (true, false, false));
+        beat.begin();
+        assert_eq!(look(), (true, true, false));
+        beat.end();
+        beat.begin();
+        assert_eq!(look(), (true, true, false), "another call");
+        assert_eq!(look(), (true, true, true));
+        beat.end();
+        assert_eq!(look(), (false, false, false));
+        drop(beat);
+        look();
+        assert!(ticking.beats.lock().unwrap().is_empty());
     }
 
     #[test]
