@@ -65,6 +65,10 @@ pub(crate) fn parameters(
     arguments: &KernelArguments,
     transformed: &Transformed,
 ) -> Option<Vec<u8>> {
+    // The driver refuses both.
+    if !arguments.params.is_null() && !arguments.extra.is_null() {
+        return None;
+    }
     let mut buffer = vec![0_u8; transformed.control_offset + CONTROL_BYTES as usize];
     if !arguments.params.is_null() {
         for (i, &(offset, size)) in transformed.parameters.iter().enumerate() {

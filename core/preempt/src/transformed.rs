@@ -1,9 +1,9 @@
 //! A kernel in its transformed form, and what the driver says of its functions.
 
 use crate::cuda::{
-    FUNC_MAX_DYNAMIC_SHARED, FUNC_REGISTERS, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE,
-    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, Ptr, SUCCESS,
-    driver,
+    ATTRIBUTE_SM_COUNT, FUNC_MAX_DYNAMIC_SHARED, FUNC_REGISTERS, FUNC_REQUIRED_CLUSTER,
+    FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC,
+    LAUNCH_ATTRIBUTES_PLAIN, Ptr, SUCCESS, driver,
 };
 use crate::host::host;
 use crate::launch::KernelArguments;
@@ -139,8 +139,25 @@ pub fn resident(function: usize, block: [u32; 3], shared_bytes: u32) -> Option<u
 
 /// Blocks of a launch that the whole GPU holds at once. `None`: the driver does not tell.
 pub fn resident_on_all(launch: &KernelArguments) -> Option<u64> {
-    let sms = host().client()?.report.sm_count.load(Acquire);
+    let sms = sm_count()?;
     Some(resident(launch.function as usize, launch.block, launch.shared_bytes)? * u64::from(sms))
+}
+
+/// SMs of the GPU whose context is current. `None`: unknown, or it has not as many as the one that the core was told of,
+/// which is the program's first.
+fn sm_count() -> Option<u32> {
+    let d = driver();
+    let (mut device, mut count) = (0, 0);
+    // SAFETY: valid out-pointers.
+    unsafe {
+        if d.ctx_device?(&mut device) != SUCCESS
+            || d.device_attribute?(&mut count, ATTRIBUTE_SM_COUNT, device) != SUCCESS
+        {
+            return None;
+        }
+    }
+    let told = host().client()?.report.sm_count.load(Acquire);
+    (told != 0 && u32::try_from(count) == Ok(told)).then_some(told)
 }
 
 impl Transformed {
@@ -148,10 +165,7 @@ impl Transformed {
     /// for a program to rely on it.
     pub(crate) fn keeps_occupancy(&self, launch: &KernelArguments, blocks: u32) -> bool {
         let of = |function| resident(function, launch.block, launch.shared_bytes);
-        let sms = host().client().map_or(0, |client| client.report.sm_count.load(Acquire));
-        if sms == 0 {
-            return false;
-        }
+        let Some(sms) = sm_count() else { return false };
         match (of(launch.function as usize), of(self.function)) {
             (Some(before), Some(now)) => {
                 now >= before || u64::from(blocks) > before * u64::from(sms)

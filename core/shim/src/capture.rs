@@ -84,9 +84,7 @@ pub fn begin(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
     let result = real();
     if result == SUCCESS {
         let _guard = GUARD.lock();
-        if let Some(free) = STREAMS.iter().find(|s| s.load(Relaxed) == 0) {
-            free.store(identity(stream), Relaxed);
-        }
+        remember(stream);
     } else {
         FAST_PATH_BLOCKERS.fetch_sub(1, SeqCst);
     }
@@ -103,19 +101,40 @@ pub fn end(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
-/// A stream was destroyed: it is not capturing any more, if it was.
-pub fn forget_destroyed(stream: usize) {
-    if is_active() {
+/// Destroy a stream by calling the driver: it is not capturing any more then, if it was. Once the driver has let go of
+/// it, its handle may be another thread's new stream, which captures already.
+pub fn destroying(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
+    let was_capturing = is_active() && {
         let _guard = GUARD.lock();
-        forget(stream);
+        take(stream)
+    };
+    let result = real();
+    if was_capturing && result == SUCCESS {
+        FAST_PATH_BLOCKERS.fetch_sub(1, SeqCst);
+    } else if was_capturing {
+        let _guard = GUARD.lock();
+        remember(stream);
     }
+    result
+}
+
+/// The caller holds the guard.
+fn remember(stream: usize) {
+    if let Some(free) = STREAMS.iter().find(|s| s.load(Relaxed) == 0) {
+        free.store(identity(stream), Relaxed);
+    }
+}
+
+/// Forget a stream's capture, though not yet that there is one. Whether there was. The caller holds the guard.
+fn take(stream: usize) -> bool {
+    let identity = identity(stream);
+    let mine = STREAMS.iter().find(|s| s.load(Relaxed) == identity);
+    mine.inspect(|s| s.store(0, Relaxed)).is_some()
 }
 
 /// A stream is not capturing any more, if it was. The caller holds the guard.
 fn forget(stream: usize) {
-    let identity = identity(stream);
-    if let Some(mine) = STREAMS.iter().find(|s| s.load(Relaxed) == identity) {
-        mine.store(0, Relaxed);
+    if take(stream) {
         FAST_PATH_BLOCKERS.fetch_sub(1, SeqCst);
     }
 }
@@ -126,5 +145,30 @@ pub fn reset() {
     FAST_PATH_BLOCKERS.fetch_and(NESTING, SeqCst);
     for stream in &STREAMS {
         stream.store(0, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: usize = 0x5000;
+    const FAILED: CuResult = 1;
+
+    #[test]
+    fn a_capture_in_a_new_stream_of_the_same_handle_stays_known() {
+        let capture_again = || {
+            // Another thread's stream, as soon as the driver has let go of the first one.
+            std::thread::spawn(|| assert_eq!(begin(STREAM, || SUCCESS), SUCCESS)).join().unwrap();
+            SUCCESS
+        };
+        assert_eq!(destroying(STREAM, capture_again), SUCCESS);
+        assert!(is_active() && !allows_fast_path());
+        assert_eq!(destroying(STREAM, capture_again), SUCCESS, "of one that captured");
+        assert!(is_active() && !allows_fast_path());
+        assert_eq!(destroying(STREAM, || FAILED), FAILED);
+        assert!(is_active(), "it is still there");
+        assert_eq!(destroying(STREAM, || SUCCESS), SUCCESS);
+        assert!(!is_active() && allows_fast_path());
     }
 }

@@ -98,8 +98,10 @@ pub unsafe fn stream_destroy(
     let known = streams::take_stream(stream as usize);
     asking::wait_out();
     order::stream_destroyed();
+    // Before: then its handle may be another stream's.
+    events::forget_stream(stream as usize);
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(stream) };
+    let result = capture::destroying(stream as usize, || unsafe { real(stream) });
     match slot {
         Some(i) if result != SUCCESS => slots::reattach(i),
         // Nothing to wait for: the slot is free at once.
@@ -114,10 +116,7 @@ pub unsafe fn stream_destroy(
         Some(_) => poller::probe(),
         None => {}
     }
-    if result == SUCCESS {
-        capture::forget_destroyed(stream as usize);
-        events::forget_stream(stream as usize);
-    } else {
+    if result != SUCCESS {
         streams::put_back(known);
     }
     result
