@@ -58,9 +58,22 @@ impl Rules {
     }
 }
 
+/// Bound the weight that labels ask for. Whether one asked for more.
+pub fn bound_weight(labels: &mut [(String, String)], most: u32) -> bool {
+    let mut asked_more = false;
+    for (_, value) in labels.iter_mut().filter(|(key, _)| key == "weight") {
+        if value.parse::<u32>().is_ok_and(|asked| asked > most) {
+            *value = most.to_string();
+            asked_more = true;
+        }
+    }
+    asked_more
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tally_engine::policy::ClientInfo;
 
     #[test]
     fn by_default_the_cores_user_and_root_may_all() {
@@ -86,6 +99,26 @@ mod tests {
         assert!(rules.may_change(8) && rules.may_change(1000));
         assert_eq!(rules.class(7, true, true).0, Class::BestEffort);
         assert!([0, 7, 8, 1000].iter().all(|uid| rules.is_trusted(*uid)) && !rules.is_trusted(9));
+    }
+
+    #[test]
+    fn a_weight_is_bounded_in_each_label_that_gives_one() {
+        let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let of = |labels: &[(String, String)]| {
+            let (labels, name) = (labels.to_vec(), String::new());
+            ClientInfo { id: 1, class: Class::BestEffort, name, labels }.weight()
+        };
+        let mut labels = vec![
+            label("weight", "0"),
+            label("weight", "+1000"),
+            label("weight", "7"),
+            label("team", "1000"),
+        ];
+        assert_eq!(of(&labels), 1000);
+        assert!(bound_weight(&mut labels, 3));
+        assert_eq!((of(&labels), of(&labels[2..])), (3, 3));
+        assert_eq!(labels[3].1, "1000");
+        assert!(!bound_weight(&mut labels, 3));
     }
 
     #[test]

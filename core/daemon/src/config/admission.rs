@@ -5,7 +5,7 @@ use crate::error::CoreError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use tally_contract::limits::{CLIENTS_MAX, KERNELS_MAX};
+use tally_contract::limits::{CLIENTS_MAX, KERNELS_MAX, WEIGHT_MAX};
 use tally_ipc::wire;
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
@@ -78,6 +78,9 @@ pub struct Admission {
     /// the same.
     #[schemars(range(max = 90))]
     pub min_share_percent_max: u32,
+    /// Weight of a client of an untrusted user (see `user_clients_max`), at most; who asks for more has this.
+    #[schemars(range(min = 1, max = WEIGHT_MAX))]
+    pub user_weight_max: u32,
     /// A connection that has sent no request after this time is closed.
     #[schemars(range(min = 10, max = 60_000))]
     pub hello_timeout_ms: u64,
@@ -92,6 +95,7 @@ impl Default for Admission {
             user_joins_per_s: 20,
             user_kernels_max: 16_384,
             min_share_percent_max: 0,
+            user_weight_max: 1,
             hello_timeout_ms: 1_000,
         }
     }

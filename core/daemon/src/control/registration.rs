@@ -12,6 +12,7 @@ use super::Plane;
 use super::connection::Connection;
 use super::journal::Kind;
 use super::registry::{Dismissal, End};
+use crate::admit::bound_weight;
 use crate::config::Fail;
 use crate::dispatch::control::{AskedMinShare, Control, NewClient};
 use crate::dispatch::kernels::KernelShare;
@@ -323,7 +324,15 @@ fn prepare(
         profiles_units: plane.config.client.profile_units,
         rewrite: plane.config.rewrite_settings(class),
     };
-    let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v))).collect();
+    let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v)));
+    let mut labels: Vec<(String, String)> = labels.collect();
+    let weight_max = plane.config.admission.user_weight_max;
+    if !witness.is_trusted
+        && bound_weight(&mut labels, weight_max)
+        && plane.journal.may(Kind::Registered)
+    {
+        tracing::warn!(id, weight_max, "its weight is bounded: admission.user_weight_max");
+    }
     let info = ClientInfo { id, class, name: printable(hello.name), labels };
     let pairs = info.labels.iter().map(|(key, value): &(String, String)| (&**key, &**value));
     if let Err(why) = Objective::of_labels(pairs.clone())
