@@ -69,6 +69,24 @@ fn silent_connections_keep_nobody_out() {
 }
 
 #[test]
+fn the_weight_that_a_stranger_asks_for_is_bounded() {
+    for (more, of_stranger) in [("", 1), ("[admission]\nuser_weight_max = 3\n", 3)] {
+        let core = core(more);
+        let asking = |name: &str| {
+            let labels = vec![("weight".to_owned(), "1000".to_owned())];
+            Client::register(&core.socket, &wire::Hello { labels, ..hello(name, false) }).unwrap()
+        };
+        let _clients = (as_user(STRANGER, || asking("stranger")), asking("trusted"));
+        let status = core.status();
+        let weight = |name: &str| {
+            let clients = status["clients"].as_array().unwrap();
+            clients.iter().find(|c| c["name"] == name).unwrap()["weight"].clone()
+        };
+        assert_eq!([weight("stranger"), weight("trusted")], [of_stranger, 1000], "{status:#}");
+    }
+}
+
+#[test]
 fn registrations_are_slowed_down_for_a_user_that_floods() {
     const PER_S: f64 = 1.0;
     let core = core(&format!("[admission]\nuser_joins_per_s = {PER_S}\n"));

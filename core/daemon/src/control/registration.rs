@@ -331,7 +331,11 @@ fn prepare(
         && bound_weight(&mut labels, weight_max)
         && plane.journal.may(Kind::Registered)
     {
-        tracing::warn!(id, weight_max, "its weight is bounded: admission.user_weight_max");
+        tracing::warn!(
+            id,
+            weight_max,
+            "the client asks for more weight than admission.user_weight_max allows and gets that"
+        );
     }
     let info = ClientInfo { id, class, name: printable(hello.name), labels };
     let pairs = info.labels.iter().map(|(key, value): &(String, String)| (&**key, &**value));
