@@ -385,7 +385,7 @@ impl Maker {
     }
 
     /// Launches of one kernel, each by itself, so that its forms can be made.
-    fn alone(&mut self, (on, thread): (Id, Id), kernel: &Kernel) -> Timeline {
+    fn warm_up(&mut self, (on, thread): (Id, Id), kernel: &Kernel) -> Timeline {
         let mut timeline = Vec::new();
         for _ in 0..6 {
             timeline.push(self.launch((on, thread), kernel.clone()));
@@ -415,7 +415,7 @@ impl Maker {
         let exec = self.b.exec(graph);
         let (blocks, loops) = (self.rng.u32(64..200), self.rng.u32(500..3_000));
         let count = |loops| Kernel::Count { word, blocks, loops, apart: false };
-        let mut timeline = self.alone((beside, thread), &count(0));
+        let mut timeline = self.warm_up((beside, thread), &count(0));
         for _ in 0..self.rng.u32(1..=4) {
             let urgency = self.rng.u8(0..=3);
             let on = self.b.stream_with(Stream { context: 0, kind, urgency });
@@ -453,7 +453,7 @@ impl Maker {
         let captured = self.coin();
         let graph = self.b.graph(captured, nodes);
         let exec = self.b.exec(graph);
-        let mut timeline = if self.coin() { self.alone((on, 0), &long) } else { Vec::new() };
+        let mut timeline = if self.coin() { self.warm_up((on, 0), &long) } else { Vec::new() };
         timeline.push((0, Op::CreateContext { context: other }));
         for _ in 0..self.rng.u32(1..=8) {
             let (context, op) = match self.rng.u32(0..5) {
