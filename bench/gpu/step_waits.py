@@ -21,7 +21,7 @@ AT_ONCE = 8
 # Kernels are loaded when they are first needed unless this says otherwise.
 LOADING = ("LAZY", "EAGER")
 # What loads a kernel.
-LOADS = ("launch_first_time", "get_function", "get_function_and_launch", "get_function_and_launch_in_same_stream", "load_module", "load_function", "instantiate_graph")
+LOADS = ("launch_first_time", "get_function", "get_function_and_launch", "get_function_and_launch_in_same_stream", "load_module", "load_function", "get_global", "get_global_again", "get_other_global", "get_library_global", "get_other_library_global", "instantiate_graph")
 
 
 def cases(wanted):

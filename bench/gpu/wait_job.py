@@ -33,6 +33,20 @@ again:
     ret;
 }
 """
+GLOBALS_PTX = """
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .u32 one = 1;
+.visible .global .u32 other = 2;
+.visible .entry reads(.param .u64 to) {
+    .reg .b32 %r; .reg .b64 %rd;
+    ld.param.u64 %rd, [to];
+    ld.global.u32 %r, [one];
+    st.global.u32 [%rd], %r;
+    ret;
+}
+"""
 MORE_PTX = PTX.replace("known", "known2").replace("fresh", "fresh2")
 NON_BLOCKING = 1
 WAIT_EQUAL = 1
@@ -115,6 +129,10 @@ class Job:
         self.spare_module, self.spare_stream = ctypes.c_void_p(), self.stream(0)
         cuda.cuModuleLoadData(ctypes.byref(self.spare_module), ctypes.c_char_p(MORE_PTX.encode()))
         self.function(b"known2", self.spare_module)
+        self.globals_module = ctypes.c_void_p()
+        cuda.cuModuleLoadData(ctypes.byref(self.globals_module), ctypes.c_char_p(GLOBALS_PTX.encode()))
+        self.library = ctypes.c_void_p()
+        cuda.cuLibraryLoadData(ctypes.byref(self.library), ctypes.c_char_p(GLOBALS_PTX.encode()), None, None, 0, None, None, 0)
         memory = u64()
         cuda.cuMemAllocAsync(ctypes.byref(memory), ctypes.c_size_t(1 << 22), self.b)
         cuda.cuMemFreeAsync(memory, self.b)
@@ -264,6 +282,33 @@ class Job:
     def load_function(self):
         self.cuda.cuFuncLoad(self.function(b"late"))
 
+    def load_loaded_function(self):
+        self.cuda.cuFuncLoad(self.known)
+
+    def ask_if_loaded(self):
+        self.cuda.cuFuncIsLoaded(ctypes.byref(ctypes.c_int()), self.fresh)
+
+    def global_of(self, name):
+        self.cuda.cuModuleGetGlobal_v2(ctypes.byref(u64()), ctypes.byref(u64()), self.globals_module, ctypes.c_char_p(name))
+
+    def get_global(self):
+        self.global_of(b"one")
+
+    def get_global_again(self):
+        self.global_of(b"one")
+
+    def get_other_global(self):
+        self.global_of(b"other")
+
+    def library_global_of(self, name):
+        self.cuda.cuLibraryGetGlobal(ctypes.byref(u64()), ctypes.byref(u64()), self.library, ctypes.c_char_p(name))
+
+    def get_library_global(self):
+        self.library_global_of(b"one")
+
+    def get_other_library_global(self):
+        self.library_global_of(b"other")
+
     def set_memory(self):
         self.cuda.cuMemsetD32Async(self.memory, 5, u64(1 << 10), self.b)
         self.sync(self.b)
@@ -307,20 +352,24 @@ ACTIONS = (
     "load_module",
     "allocate", "free", "free_host", "unregister", "trim_pool", "set_stack_limit", "unload_module",
     "destroy_stream", "destroy_exec", "destroy_launched_exec", "update_exec", "launch_exec", "destroy_graph", "destroy_event",
-    "destroy_other_context", "load_function", "instantiate_graph", "instantiate_many_graphs", "set_memory", "copy_out", "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream", "create_stream", "create_and_record_event", "write_word",
+    "destroy_other_context", "load_function", "load_loaded_function", "ask_if_loaded", "get_global", "get_global_again", "get_other_global", "get_library_global", "get_other_library_global", "instantiate_graph", "instantiate_many_graphs", "set_memory", "copy_out", "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream", "create_stream", "create_and_record_event", "write_word",
     "synchronize_context",
 )  # fmt: skip
 # Of another thread, while this one launches: what a rescue would have to get past.
 BESIDE = (
     "get_function_and_launch", "load_module", "free", "free_host", "unregister", "trim_pool",
-    "set_stack_limit", "unload_module", "destroy_exec", "load_function", "instantiate_graph", "instantiate_many_graphs", "synchronize_context",
+    "set_stack_limit", "unload_module", "destroy_exec", "load_function", "get_global", "get_other_global", "get_library_global", "get_other_library_global", "instantiate_graph", "instantiate_many_graphs", "synchronize_context",
     "copy_to_pageable", "copy_from_pageable", "copy_to_pinned", "synchronize_stream",
 )  # fmt: skip
+
+# What is done before the stream is made to wait.
+BEFORE = {"get_global_again": "get_global", "get_other_global": "get_global", "get_other_library_global": "get_library_global"}
 
 
 def measure(job, state, action, beside):
     """Seconds until the action was done, until its calls had returned but for the last wait, and until the other thread's was done."""
-    getattr(job, state)()
+    for name in filter(None, (BEFORE.get(action), BEFORE.get(beside), state)):
+        getattr(job, name)()
     time.sleep(0.05)
 
     def let_go():

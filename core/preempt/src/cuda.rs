@@ -325,6 +325,7 @@ driver_table! {
     func_attribute: [c"cuFuncGetAttribute"] fn(*mut c_int, c_int, Ptr);
     func_set_attribute: [c"cuFuncSetAttribute"] fn(Ptr, c_int, c_int);
     func_load: [c"cuFuncLoad"] fn(Ptr);
+    func_is_loaded: [c"cuFuncIsLoaded"] fn(*mut c_int, Ptr);
     occupancy: [c"cuOccupancyMaxActiveBlocksPerMultiprocessor"] fn(*mut c_int, Ptr, c_int, usize);
     func_parameter: [c"cuFuncGetParamInfo"] fn(Ptr, usize, *mut usize, *mut usize);
     device_resource: [c"cuDeviceGetDevResource"] fn(c_int, *mut DevResource, c_uint);

@@ -101,21 +101,23 @@ pub fn end(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
-/// Destroy a stream by calling the driver: it is not capturing any more then, if it was. Once the driver has let go of
-/// it, its handle may be another thread's new stream, which captures already.
-pub fn destroying(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
-    let was_capturing = is_active() && {
+/// Destroy streams by calling the driver, by themselves or with their context; whether it did, `destroy` says. They are
+/// not capturing any more then. Once the driver has let go of them, their handles may be another thread's new streams,
+/// which capture already.
+pub fn destroying(streams: &[usize], destroy: impl FnOnce() -> bool) -> bool {
+    let mut captured = Vec::new();
+    if is_active() {
         let _guard = GUARD.lock();
-        take(stream)
-    };
-    let result = real();
-    if was_capturing && result == SUCCESS {
-        FAST_PATH_BLOCKERS.fetch_sub(1, SeqCst);
-    } else if was_capturing {
-        let _guard = GUARD.lock();
-        remember(stream);
+        captured.extend(streams.iter().copied().filter(|stream| take(*stream)));
     }
-    result
+    let is_gone = destroy();
+    if is_gone {
+        FAST_PATH_BLOCKERS.fetch_sub(captured.len() as u32, SeqCst);
+    } else if !captured.is_empty() {
+        let _guard = GUARD.lock();
+        captured.into_iter().for_each(remember);
+    }
+    is_gone
 }
 
 /// The caller holds the guard.
@@ -153,22 +155,23 @@ mod tests {
     use super::*;
 
     const STREAM: usize = 0x5000;
-    const FAILED: CuResult = 1;
 
     #[test]
     fn a_capture_in_a_new_stream_of_the_same_handle_stays_known() {
         let capture_again = || {
             // Another thread's stream, as soon as the driver has let go of the first one.
             std::thread::spawn(|| assert_eq!(begin(STREAM, || SUCCESS), SUCCESS)).join().unwrap();
-            SUCCESS
+            true
         };
-        assert_eq!(destroying(STREAM, capture_again), SUCCESS);
+        assert!(destroying(&[STREAM], capture_again));
         assert!(is_active() && !allows_fast_path());
-        assert_eq!(destroying(STREAM, capture_again), SUCCESS, "of one that captured");
+        assert!(destroying(&[STREAM], capture_again), "one that captured");
         assert!(is_active() && !allows_fast_path());
-        assert_eq!(destroying(STREAM, || FAILED), FAILED);
+        assert!(!destroying(&[STREAM], || false));
         assert!(is_active(), "it is still there");
-        assert_eq!(destroying(STREAM, || SUCCESS), SUCCESS);
+        // With its context, in which another one captures, and a third does not.
+        assert_eq!(begin(STREAM + 1, || SUCCESS), SUCCESS);
+        assert!(destroying(&[STREAM, STREAM + 1, STREAM + 2], || true));
         assert!(!is_active() && allows_fast_path());
     }
 }

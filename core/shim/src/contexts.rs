@@ -12,7 +12,9 @@
 
 use crate::greens::{GREENS, Green};
 use crate::slots;
-use crate::{asking, completion, linger, names, quiesce, slot_life, state, streams, unit_profile};
+use crate::{
+    asking, capture, completion, linger, names, quiesce, slot_life, state, streams, unit_profile,
+};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
@@ -41,7 +43,7 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
     let modules = names::take_context(context);
     let homes = home::homes_of(context);
     let attached = ATTACHED.with(|all| all.remove(&context));
-    let is_gone = destroy();
+    let is_gone = capture::destroying(&made.handles(), destroy);
     if is_gone {
         graphs::forget(&homes);
     }

@@ -351,7 +351,6 @@ entry_points! {
     cuIpcCloseMemHandle(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuDestroyExternalMemory(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuCtxSetLimit(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
-    cuFuncLoad(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuLibraryGetUnifiedFunction(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
 
     cuModuleLoad(module: *mut Ptr, path: *const c_char) false loads::module_load;
@@ -367,9 +366,10 @@ entry_points! {
     cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_file;
     cuLibraryUnload(library: Ptr) false names::unload;
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
-    cuLibraryGetGlobal(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::get_global;
-    cuLibraryGetManaged(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::get_global;
+    cuLibraryGetGlobal(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::library_get_global;
+    cuLibraryGetManaged(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::library_get_global;
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
+    cuFuncLoad(function: Ptr) false names::func_load;
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
     cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;
     cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;

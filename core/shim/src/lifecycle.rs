@@ -100,8 +100,12 @@ pub unsafe fn stream_destroy(
     order::stream_destroyed();
     // Before: then its handle may be another stream's.
     events::forget_stream(stream as usize);
-    // SAFETY: the caller's arguments.
-    let result = capture::destroying(stream as usize, || unsafe { real(stream) });
+    let mut result = SUCCESS;
+    capture::destroying(&[stream as usize], || {
+        // SAFETY: the caller's arguments.
+        result = unsafe { real(stream) };
+        result == SUCCESS
+    });
     match slot {
         Some(i) if result != SUCCESS => slots::reattach(i),
         // Nothing to wait for: the slot is free at once.

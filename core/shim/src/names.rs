@@ -8,7 +8,7 @@
 use crate::handles::Handles;
 use crate::images;
 use crate::{quiesce, state};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Release;
 use tally_ipc::ClientRegion;
@@ -43,14 +43,26 @@ struct Loaded {
 
 struct Known {
     modules: BTreeMap<usize, Loaded>,
+    /// Libraries of which a variable was found, each with the context: it is loaded there.
+    found: BTreeSet<(usize, usize)>,
     /// Identity, or digest of the name of a kernel of an unknown image, to its entry's index.
     entries: BTreeMap<u128, u32>,
     /// Digest of each entry's image.
     images: Vec<u128>,
 }
 
-static KNOWN: Locked<Known> =
-    Locked::new(Known { modules: BTreeMap::new(), entries: BTreeMap::new(), images: Vec::new() });
+impl Known {
+    const fn new() -> Self {
+        Self {
+            modules: BTreeMap::new(),
+            found: BTreeSet::new(),
+            entries: BTreeMap::new(),
+            images: Vec::new(),
+        }
+    }
+}
+
+static KNOWN: Locked<Known> = Locked::new(Known::new());
 
 /// `KERNEL_UNKNOWN + 1` does not fit 32 bits: unknown is stored as 0 there, with
 /// a tag that is never 0.
@@ -162,6 +174,7 @@ pub unsafe fn unload(
         // First: afterwards another thread may get the same handles.
         let is_gone =
             |handle, loaded: &Loaded| handle == module as usize || loaded.owner == module as usize;
+        KNOWN.with(|known| known.found.retain(|(library, _)| *library != module as usize));
         unloaded = unused(&take(is_gone, Some(module as usize)));
     }
     // SAFETY: the caller's arguments.
@@ -204,6 +217,7 @@ pub struct Taken(Vec<(usize, Loaded)>);
 /// thread may get a context of the same handle, and load modules there, as soon as it is gone.
 pub fn take_context(context: usize) -> Taken {
     let taken = take(|_, loaded| loaded.context == context, None);
+    KNOWN.with(|known| known.found.retain(|(_, there)| *there != context));
     // Functions of libraries' kernels in this context cannot be told from those in others.
     let _held = LOCK.lock();
     FUNCTIONS.retain(|_| false);
@@ -257,8 +271,7 @@ fn note_of(client: &ClientRegion, function: Ptr, module: Ptr, name: &[u8]) -> u3
     note(client, function as usize, owner, name, digest)
 }
 
-/// `cuModuleGetGlobal`, `cuLibraryGetGlobal`, `cuLibraryGetManaged`. A program that has the address of a constant may
-/// write it, and transformed forms have a copy of their own: they go before it has the address.
+/// `cuModuleGetGlobal`, which waits for nothing and keeps no launch waiting (measured: `bench/gpu`, `waits`).
 ///
 /// # Safety
 /// As the driver's.
@@ -271,7 +284,42 @@ pub unsafe fn get_global(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = quiesce::waiting(|| unsafe { real(address, bytes, module, name) });
+    let result = unsafe { real(address, bytes, module, name) };
+    note_global(result, module, name);
+    result
+}
+
+/// `cuLibraryGetGlobal`, `cuLibraryGetManaged`: the first in a context may load the library there.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn library_get_global(
+    real: unsafe extern "C" fn(*mut u64, *mut usize, Ptr, *const c_char) -> CuResult,
+    _per_thread: bool,
+    address: *mut u64,
+    bytes: *mut usize,
+    library: Ptr,
+    name: *const c_char,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { real(address, bytes, library, name) };
+    let there = (library as usize, driver().current_context());
+    let is_loaded = state::client().is_some() && KNOWN.with(|known| known.found.contains(&there));
+    let result = if is_loaded { call() } else { quiesce::waiting(call) };
+    if result == SUCCESS && !is_loaded && state::client().is_some() {
+        KNOWN.with(|known| {
+            if known.found.len() < MODULES_MAX {
+                known.found.insert(there);
+            }
+        });
+    }
+    note_global(result, library, name);
+    result
+}
+
+/// A program that has the address of a constant may write it, and transformed forms have a copy of their own: they go
+/// before it has the address.
+fn note_global(result: CuResult, module: Ptr, name: *const c_char) {
     if result == SUCCESS && !name.is_null() && state::client().is_some() {
         // SAFETY: the driver has read it.
         let name = unsafe { CStr::from_ptr(name) };
@@ -279,7 +327,23 @@ pub unsafe fn get_global(
             constants_found(module as usize);
         }
     }
-    result
+}
+
+/// `cuFuncLoad`: of one that is loaded it does nothing.
+///
+/// # Safety
+/// As the driver's.
+pub unsafe fn func_load(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    _per_thread: bool,
+    function: Ptr,
+) -> CuResult {
+    let mut loaded = 0;
+    // SAFETY: the caller's argument; a valid out-pointer.
+    let ask = driver().func_is_loaded.map(|ask| unsafe { ask(&mut loaded, function) });
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(function) };
+    if ask == Some(SUCCESS) && loaded != 0 { call() } else { quiesce::waiting(call) }
 }
 
 /// The program has the address of a constant of a module: no kernel of its image is transformed any more. Of a module
@@ -478,7 +542,7 @@ pub fn is_loaded(handle: usize) -> bool {
 pub fn reset() {
     LOCK.reset();
     FUNCTIONS.retain(|_| false);
-    KNOWN.reset(Known { modules: BTreeMap::new(), entries: BTreeMap::new(), images: Vec::new() });
+    KNOWN.reset(Known::new());
 }
 
 #[cfg(test)]

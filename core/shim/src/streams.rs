@@ -205,6 +205,13 @@ pub fn exists(stream: usize) -> bool {
 /// Streams that were taken: those that do not wait for the legacy stream, and those that do.
 pub struct Taken([Vec<Stream>; 2]);
 
+impl Taken {
+    /// Their handles.
+    pub fn handles(&self) -> Vec<usize> {
+        self.0.iter().flatten().map(|stream| stream.handle).collect()
+    }
+}
+
 fn take(are_taken: impl Fn(&Stream) -> bool) -> Taken {
     CREATED.with(|all| {
         let take = |streams: &mut Vec<Stream>| {

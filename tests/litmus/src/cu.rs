@@ -155,10 +155,12 @@ functions! {
     cuModuleLoadData(module: *mut Handle, image: *const u8);
     cuModuleUnload(module: Handle);
     cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const u8);
+    cuModuleGetGlobal_v2(address: *mut u64, bytes: *mut usize, module: Handle, name: *const u8);
     cuLibraryLoadData(library: *mut Handle, image: *const u8, options: *const u32, values: *const Handle,
         count: u32, library_options: *const u32, library_values: *const Handle, library_count: u32);
     cuLibraryUnload(library: Handle);
     cuLibraryGetKernel(kernel: *mut Handle, library: Handle, name: *const u8);
+    cuLibraryGetGlobal(address: *mut u64, bytes: *mut usize, library: Handle, name: *const u8);
     cuKernelGetFunction(function: *mut Handle, kernel: Handle);
     cuFuncSetAttribute(function: Handle, attribute: u32, value: i32);
     cuFuncGetAttribute(value: *mut i32, attribute: u32, function: Handle);

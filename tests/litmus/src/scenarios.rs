@@ -9,8 +9,8 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-pub const ALL: [&str; 9] =
-    ["cap", "prim", "cancel", "torn", "signals", "reset", "exec", "quit", "forked"];
+pub const ALL: [&str; 10] =
+    ["cap", "prim", "cancel", "torn", "looks", "signals", "reset", "exec", "quit", "forked"];
 
 const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n\
     .visible .entry inc(.param .u64 p) { .reg .b64 %d<2>; \
@@ -18,6 +18,11 @@ const PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n\
     .visible .entry each(.param .u64 p) { .reg .b64 %d<3>; .reg .b32 %r<2>; \
     ld.param.u64 %d1, [p]; mov.u32 %r1, %ctaid.x; mul.wide.u32 %d2, %r1, 4; \
     add.s64 %d1, %d1, %d2; red.global.add.u32 [%d1], 1; ret; }\n\0";
+/// A module with a variable: what kernels of it do is not known, and they run whole.
+const VARIABLE_PTX: &[u8] = b".version 7.0\n.target sm_70\n.address_size 64\n\
+    .visible .global .u32 counter = 7;\n.visible .entry nothing() { ret; }\n\0";
+/// Calls of `looks`. If each waited for a few seconds, the program would be taken for hung.
+const LOOKS: u32 = 30;
 /// Of `torn`: blocks of a launch, each with a word of its own, and copies of these words.
 const BLOCKS: u32 = 2048;
 const COPIES: usize = 48;
@@ -37,6 +42,7 @@ pub fn run(name: &str) -> Result<()> {
         "prim" => prim(),
         "cancel" => cancel(),
         "torn" => torn(),
+        "looks" => looks(),
         "signals" => interrupts::signals(),
         "reset" => interrupts::reset(),
         "exec" => interrupts::exec(),
@@ -255,6 +261,57 @@ fn torn() -> Result<()> {
             copy_beside(&start, launches, copies)?;
         }
     }
+    Ok(())
+}
+
+/// Looking variables up and loading functions that are loaded waits for no launch, though it waits itself.
+fn looks() -> Result<()> {
+    let start = Start::new()?;
+    let cuda = start.cuda;
+    let stream = start.stream()?;
+    let (mut module, mut library, mut host, mut gate) = (0, 0, std::ptr::null_mut(), 0);
+    // SAFETY: valid out pointers, and text that lives through the call.
+    unsafe {
+        cuda.cuModuleLoadData(&mut module, VARIABLE_PTX.as_ptr())?;
+        let image = VARIABLE_PTX.as_ptr();
+        cuda.cuLibraryLoadData(&mut library, image, null(), null(), 0, null(), null(), 0)?;
+        cuda.cuMemHostAlloc(&mut host, 4096, MAPPED)?;
+        cuda.cuMemHostGetDevicePointer_v2(&mut gate, host, 0)?;
+    }
+    let look = || {
+        let (name, mut found) = (c"counter".as_ptr().cast(), [0; 2]);
+        // SAFETY: valid out pointers, and a module, a library and functions of ours.
+        unsafe {
+            cuda.cuModuleGetGlobal_v2(&mut found[0], &mut 0, module, name)?;
+            cuda.cuLibraryGetGlobal(&mut found[1], &mut 0, library, name)?;
+            cuda.cuFuncLoad(start.each)?;
+        }
+        Ok::<_, anyhow::Error>(found)
+    };
+    let first = look()?;
+    for _ in 0..40 {
+        start.launch_of(start.each, BLOCKS, stream)?;
+        // SAFETY: a stream of ours.
+        unsafe { cuda.cuStreamSynchronize(false, stream) }?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // SAFETY: pinned memory of a page, which lives for ever.
+    let word = unsafe { AtomicU32::from_ptr(host.cast()) };
+    word.store(0, SeqCst);
+    // SAFETY: a stream of ours and a mapped word.
+    unsafe { cuda.cuStreamWaitValue32_v2(false, stream, gate, 1, 0) }?;
+    start.launch_of(start.each, BLOCKS, stream)?;
+    for _ in 0..LOOKS {
+        ensure!(look()? == first, "a variable has another address");
+    }
+    word.store(1, SeqCst);
+    let mut values = [0_u32; BLOCKS as usize];
+    // SAFETY: a stream and memory of ours, of this size.
+    unsafe {
+        cuda.cuStreamSynchronize(false, stream)?;
+        cuda.cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), start.word, 4 * values.len())?;
+    }
+    ensure!(values.iter().all(|value| *value == 41), "a launch is lost or doubled");
     Ok(())
 }
 

@@ -184,6 +184,7 @@ fn scenarios_and_pairs_are_right() -> Result<()> {
         &["scenario", "prim"],
         &["scenario", "cancel"],
         &["scenario", "torn"],
+        &["scenario", "looks"],
     ] {
         let mut command = scene.program("tally-litmus")?;
         command.args(arguments);
