@@ -7,8 +7,8 @@ use crate::graphs::{self, recorded};
 use crate::program::{Device, ask, ok, wait_for};
 use crate::{both, both_under};
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicPtr, AtomicU32};
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::ring::Answer;
@@ -42,7 +42,7 @@ struct Held<'a> {
     device: &'a Device,
     kernel: Ptr,
     blocks: u32,
-    word: &'static AtomicU32,
+    word: AtomicPtr<AtomicU32>,
     /// Blocks that have run.
     count: u64,
     /// What was there when something looked.
@@ -54,13 +54,38 @@ struct Held<'a> {
 impl<'a> Held<'a> {
     fn new(device: &'a Device) -> Self {
         let kernel = device.function_of(device.load(PTX), "held");
-        let (word, count, seen) = (&device.words()[0], device.memory(1), device.memory(1));
+        let (count, seen) = (device.memory(1), device.memory(1));
         let other = device.stream(1);
-        Held { device, kernel, blocks: crowd(device), word, count, seen, other }
+        let held = Held {
+            device,
+            kernel,
+            blocks: crowd(device),
+            word: AtomicPtr::default(),
+            count,
+            seen,
+            other,
+        };
+        held.hold();
+        held
+    }
+
+    /// Launches from now on wait. For a new word: of one that was set before, a GPU's caches may give the old value.
+    fn hold(&self) {
+        let word = &self.device.words()[0];
+        self.word.store(std::ptr::from_ref(word).cast_mut(), SeqCst);
+    }
+
+    fn word(&self) -> &'static AtomicU32 {
+        // SAFETY: set by `hold` to one of `words`, which live for ever.
+        unsafe { &*self.word.load(SeqCst) }
+    }
+
+    fn let_go(&self) {
+        self.word().store(1, SeqCst);
     }
 
     fn launch(&self, stream: Ptr) {
-        let params = [std::ptr::from_ref(self.word) as u64, self.count];
+        let params = [std::ptr::from_ref(self.word()) as u64, self.count];
         ok(self.device.launch(self.kernel, [self.blocks, 1, 1], 1, stream, &params));
     }
 
@@ -75,13 +100,13 @@ impl<'a> Held<'a> {
     fn both_are_seen(&self, stream: Ptr, look: &dyn Fn(&Self, Ptr) -> Ptr) {
         self.device.set(self.count, 0, 1);
         self.device.set(self.seen, 0, 1);
-        self.word.store(0, SeqCst);
+        self.hold();
         self.launch(stream);
         self.launch(stream);
         let looks = look(self, stream);
         // What does not wait has looked by then.
         std::thread::sleep(Duration::from_millis(5));
-        self.word.store(1, SeqCst);
+        self.let_go();
         self.device.sync(looks);
         let want = 2 * self.blocks;
         assert_eq!(self.device.read(self.seen, 1), [want]);
@@ -132,20 +157,20 @@ const LOOKS: [Look; 8] = [
             unsafe { (held.device.cuda.cuStreamQuery)(stream) }
         };
         assert_eq!(query(), NOT_READY);
-        held.word.store(1, SeqCst);
+        held.let_go();
         while query() == NOT_READY {}
         assert_eq!(query(), READY);
         held.copy(held.other);
         held.other
     }),
     ("whoever waits for the stream", |held, stream| {
-        held.word.store(1, SeqCst);
+        held.let_go();
         held.device.sync(stream);
         held.copy(held.other);
         held.other
     }),
     ("whoever waits for the context", |held, _| {
-        held.word.store(1, SeqCst);
+        held.let_go();
         // SAFETY: no arguments.
         ok(unsafe { (held.device.cuda.cuCtxSynchronize)() });
         held.copy(held.other);
@@ -199,7 +224,7 @@ fn until_it_counts(round: impl Fn()) {
 fn begin(device: &mut Device) -> Held<'_> {
     device.primary_context();
     let held = Held::new(device);
-    held.word.store(1, SeqCst);
+    held.let_go();
     let launch = || {
         held.launch(null_mut());
         held.device.sync(null_mut());
@@ -265,7 +290,7 @@ fn blocking_streams_wait_for_launches_on_some_of_the_sms_in_each_other() {
                     let (device, blocks) = (held.device, held.blocks);
                     let other = device.words();
                     device.set(held.count, 0, 1);
-                    held.word.store(0, SeqCst);
+                    held.hold();
                     held.launch(first);
                     held.launch(first);
                     other[0].store(1, SeqCst);
@@ -285,13 +310,8 @@ fn blocking_streams_wait_for_launches_on_some_of_the_sms_in_each_other() {
                         )
                     });
                     device.sync(copied);
-                    // All have run where a GPU's cache still had the word's value from before: nothing was held then.
-                    let early = seen[0].load(SeqCst);
-                    assert!(
-                        early == 0 || early == 3 * blocks,
-                        "{early} blocks ran: it waits for the other stream"
-                    );
-                    held.word.store(1, SeqCst);
+                    assert_eq!(seen[0].load(SeqCst), 0, "blocks ran: it waits for no other stream");
+                    held.let_go();
                     device.sync(second);
                     device.sync(first);
                     assert_eq!(device.read(held.count, 1), [3 * blocks]);
@@ -314,7 +334,7 @@ fn other_streams_do_not_wait_for_launches_on_some_of_the_sms() {
             let words = held.device.words();
             until_it_counts(|| {
                 held.device.set(held.count, 0, 1);
-                held.word.store(0, SeqCst);
+                held.hold();
                 held.launch(stream);
                 held.launch(stream);
                 words[1].store(0, SeqCst);
@@ -323,7 +343,7 @@ fn other_streams_do_not_wait_for_launches_on_some_of_the_sms() {
                 ok(unsafe { (held.device.cuda.cuStreamWriteValue32_v2)(other, word, 1, 0) });
                 wait_for(&words[1], 1);
                 held.device.sync(other);
-                held.word.store(1, SeqCst);
+                held.let_go();
                 // The stream itself may be destroyed before its launches have ended.
                 let last = held.device.stream(1);
                 held.launch(last);
@@ -388,7 +408,7 @@ fn streams_that_may_be_full_wait_at_once() {
             });
             assert_eq!(ask("full?"), "on");
             held.device.set(held.count, 0, 1);
-            held.word.store(1, SeqCst);
+            held.let_go();
             word[0].store(0, SeqCst);
             // SAFETY: pinned memory and a stream of ours. 0: greater or equal.
             ok(unsafe {
