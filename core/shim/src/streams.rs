@@ -206,7 +206,6 @@ pub fn exists(stream: usize) -> bool {
 pub struct Taken([Vec<Stream>; 2]);
 
 impl Taken {
-    /// Their handles.
     pub fn handles(&self) -> Vec<usize> {
         self.0.iter().flatten().map(|stream| stream.handle).collect()
     }
