@@ -339,11 +339,12 @@ pub unsafe fn func_load(
     function: Ptr,
 ) -> CuResult {
     let mut loaded = 0;
+    let ask = driver().func_is_loaded.filter(|_| state::client().is_some());
     // SAFETY: the caller's argument; a valid out-pointer.
-    let ask = driver().func_is_loaded.map(|ask| unsafe { ask(&mut loaded, function) });
+    let asked = ask.map(|ask| unsafe { ask(&mut loaded, function) });
     // SAFETY: the caller's argument.
     let call = || unsafe { real(function) };
-    if ask == Some(SUCCESS) && loaded != 0 { call() } else { quiesce::waiting(call) }
+    if asked == Some(SUCCESS) && loaded != 0 { call() } else { quiesce::waiting(call) }
 }
 
 /// The program has the address of a constant of a module: no kernel of its image is transformed any more. Of a module
