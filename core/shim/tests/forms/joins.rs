@@ -7,33 +7,43 @@ use crate::graphs::{self, recorded};
 use crate::program::{Device, ask, ok, wait_for};
 use crate::{both, both_under};
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicPtr, AtomicU32};
 use std::time::Duration;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::ring::Answer;
 
 type Ptr = *mut std::ffi::c_void;
 
-/// `held`: each block waits for a word, then counts itself. Nothing in its code tells that it waits for the host.
+/// `held`: each block waits until a word is set or a time is over, then counts itself. Nothing in its code tells that it
+/// waits for the host. For the same reason a GPU's compiler reads the word once: there, only the time ends the wait.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry held(.param .u64 p_word, .param .u64 p_count) {
-    .reg .pred %p<2>;
+.visible .entry held(.param .u64 p_word, .param .u64 p_ticks, .param .u64 p_count) {
+    .reg .pred %p<3>;
     .reg .b32 %r<2>;
-    .reg .b64 %rd<3>;
+    .reg .b64 %rd<7>;
     ld.param.u64 %rd1, [p_word];
+    ld.param.u64 %rd2, [p_ticks];
+    mov.u64 %rd3, %clock64;
 waits:
     ld.global.u32 %r1, [%rd1];
-    setp.eq.u32 %p1, %r1, 0;
-    @%p1 bra waits;
-    ld.param.u64 %rd2, [p_count];
-    red.global.add.u32 [%rd2], 1;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra goes;
+    mov.u64 %rd4, %clock64;
+    sub.u64 %rd5, %rd4, %rd3;
+    setp.lt.u64 %p2, %rd5, %rd2;
+    @%p2 bra waits;
+goes:
+    ld.param.u64 %rd6, [p_count];
+    red.global.add.u32 [%rd6], 1;
     ret;
 }
 ";
+/// 20 ms and more of a GPU's clock, in which a program does what it does while its launches are held.
+const GPU_TICKS: u64 = 45_000_000;
 const READY: i32 = 0;
 const NOT_READY: i32 = 600;
 
@@ -42,7 +52,7 @@ struct Held<'a> {
     device: &'a Device,
     kernel: Ptr,
     blocks: u32,
-    word: AtomicPtr<AtomicU32>,
+    word: &'static AtomicU32,
     /// Blocks that have run.
     count: u64,
     /// What was there when something looked.
@@ -54,38 +64,19 @@ struct Held<'a> {
 impl<'a> Held<'a> {
     fn new(device: &'a Device) -> Self {
         let kernel = device.function_of(device.load(PTX), "held");
-        let (count, seen) = (device.memory(1), device.memory(1));
+        let (word, count, seen) = (&device.words()[0], device.memory(1), device.memory(1));
         let other = device.stream(1);
-        let held = Held {
-            device,
-            kernel,
-            blocks: crowd(device),
-            word: AtomicPtr::default(),
-            count,
-            seen,
-            other,
-        };
-        held.hold();
-        held
-    }
-
-    /// Launches from now on wait. For a new word: of one that was set before, a GPU's caches may give the old value.
-    fn hold(&self) {
-        let word = &self.device.words()[0];
-        self.word.store(std::ptr::from_ref(word).cast_mut(), SeqCst);
-    }
-
-    fn word(&self) -> &'static AtomicU32 {
-        // SAFETY: set by `hold` to one of `words`, which live for ever.
-        unsafe { &*self.word.load(SeqCst) }
-    }
-
-    fn let_go(&self) {
-        self.word().store(1, SeqCst);
+        Held { device, kernel, blocks: crowd(device), word, count, seen, other }
     }
 
     fn launch(&self, stream: Ptr) {
-        let params = [std::ptr::from_ref(self.word()) as u64, self.count];
+        self.launch_by(self.word, stream);
+    }
+
+    /// A launch that `word` holds.
+    fn launch_by(&self, word: &AtomicU32, stream: Ptr) {
+        let ticks = if self.device.is_gpu() { GPU_TICKS } else { u64::MAX };
+        let params = [std::ptr::from_ref(word) as u64, ticks, self.count];
         ok(self.device.launch(self.kernel, [self.blocks, 1, 1], 1, stream, &params));
     }
 
@@ -100,13 +91,13 @@ impl<'a> Held<'a> {
     fn both_are_seen(&self, stream: Ptr, look: &dyn Fn(&Self, Ptr) -> Ptr) {
         self.device.set(self.count, 0, 1);
         self.device.set(self.seen, 0, 1);
-        self.hold();
+        self.word.store(0, SeqCst);
         self.launch(stream);
         self.launch(stream);
         let looks = look(self, stream);
         // What does not wait has looked by then.
         std::thread::sleep(Duration::from_millis(5));
-        self.let_go();
+        self.word.store(1, SeqCst);
         self.device.sync(looks);
         let want = 2 * self.blocks;
         assert_eq!(self.device.read(self.seen, 1), [want]);
@@ -157,20 +148,20 @@ const LOOKS: [Look; 8] = [
             unsafe { (held.device.cuda.cuStreamQuery)(stream) }
         };
         assert_eq!(query(), NOT_READY);
-        held.let_go();
+        held.word.store(1, SeqCst);
         while query() == NOT_READY {}
         assert_eq!(query(), READY);
         held.copy(held.other);
         held.other
     }),
     ("whoever waits for the stream", |held, stream| {
-        held.let_go();
+        held.word.store(1, SeqCst);
         held.device.sync(stream);
         held.copy(held.other);
         held.other
     }),
     ("whoever waits for the context", |held, _| {
-        held.let_go();
+        held.word.store(1, SeqCst);
         // SAFETY: no arguments.
         ok(unsafe { (held.device.cuda.cuCtxSynchronize)() });
         held.copy(held.other);
@@ -224,7 +215,7 @@ fn until_it_counts(round: impl Fn()) {
 fn begin(device: &mut Device) -> Held<'_> {
     device.primary_context();
     let held = Held::new(device);
-    held.let_go();
+    held.word.store(1, SeqCst);
     let launch = || {
         held.launch(null_mut());
         held.device.sync(null_mut());
@@ -288,17 +279,15 @@ fn blocking_streams_wait_for_launches_on_some_of_the_sms_in_each_other() {
                 // The last one is limited itself, and comes behind the others.
                 until_it_counts(|| {
                     let (device, blocks) = (held.device, held.blocks);
-                    let other = device.words();
+                    let (other, seen) = (device.words(), device.words());
                     device.set(held.count, 0, 1);
-                    held.hold();
+                    held.word.store(0, SeqCst);
                     held.launch(first);
                     held.launch(first);
                     other[0].store(1, SeqCst);
-                    let params = [other.as_ptr() as u64, held.count];
-                    ok(device.launch(held.kernel, [blocks, 1, 1], 1, second, &params));
+                    held.launch_by(&other[0], second);
                     // It must not have run.
                     std::thread::sleep(Duration::from_millis(5));
-                    let seen = device.words();
                     let copied = held.other;
                     // SAFETY: pinned memory and a stream of ours.
                     ok(unsafe {
@@ -311,7 +300,7 @@ fn blocking_streams_wait_for_launches_on_some_of_the_sms_in_each_other() {
                     });
                     device.sync(copied);
                     assert_eq!(seen[0].load(SeqCst), 0, "blocks ran: it waits for no other stream");
-                    held.let_go();
+                    held.word.store(1, SeqCst);
                     device.sync(second);
                     device.sync(first);
                     assert_eq!(device.read(held.count, 1), [3 * blocks]);
@@ -334,7 +323,7 @@ fn other_streams_do_not_wait_for_launches_on_some_of_the_sms() {
             let words = held.device.words();
             until_it_counts(|| {
                 held.device.set(held.count, 0, 1);
-                held.hold();
+                held.word.store(0, SeqCst);
                 held.launch(stream);
                 held.launch(stream);
                 words[1].store(0, SeqCst);
@@ -343,7 +332,7 @@ fn other_streams_do_not_wait_for_launches_on_some_of_the_sms() {
                 ok(unsafe { (held.device.cuda.cuStreamWriteValue32_v2)(other, word, 1, 0) });
                 wait_for(&words[1], 1);
                 held.device.sync(other);
-                held.let_go();
+                held.word.store(1, SeqCst);
                 // The stream itself may be destroyed before its launches have ended.
                 let last = held.device.stream(1);
                 held.launch(last);
@@ -408,7 +397,7 @@ fn streams_that_may_be_full_wait_at_once() {
             });
             assert_eq!(ask("full?"), "on");
             held.device.set(held.count, 0, 1);
-            held.let_go();
+            held.word.store(1, SeqCst);
             word[0].store(0, SeqCst);
             // SAFETY: pinned memory and a stream of ours. 0: greater or equal.
             ok(unsafe {
