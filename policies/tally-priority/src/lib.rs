@@ -111,6 +111,15 @@ impl Policy for Priority {
         if !self.shares.floors.concern(launch) {
             return self.decide_by(launch, false);
         }
+        self.decide_with_floors(launch)
+    }
+}
+
+impl Priority {
+    /// A best-effort launch while clients have floors. Apart, so that others do not pay for it.
+    #[cold]
+    #[inline(never)]
+    fn decide_with_floors(&mut self, launch: &Launch) -> Answer {
         let due = self.shares.floors.due(launch);
         if self.shares.floors.take_changed() {
             self.set_terms();
@@ -125,9 +134,7 @@ impl Policy for Priority {
         }
         answer
     }
-}
 
-impl Priority {
     /// A best-effort launch, of a client that is due by its floor or not.
     fn decide_by(&mut self, launch: &Launch, is_due: bool) -> Answer {
         let is_alone = launch.high_clients == 0;
