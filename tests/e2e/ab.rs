@@ -104,8 +104,9 @@ fn a_test_runs_and_reports_and_nothing_else_loads_a_policy_meanwhile() -> Result
     };
     for arm in ["A", "B"] {
         ensure!(sum(arm, "requests") > 0, "arm {arm} has no requests: {blocks:#?}");
-        ensure!(sum(arm, "be_launches") > 0, "arm {arm} has no launches: {blocks:#?}");
     }
+    // B may hold the training for as long as a slow machine's server is busy.
+    ensure!(sum("A", "be_launches") > 0, "arm A has no launches: {blocks:#?}");
     ensure!(report["b"]["keeps_state"] == true, "{:#}", report["b"]);
     let policy = scene.status()?;
     ensure!(policy.policy_name() == "fifo", "{:#}", policy.0["policy"]);

@@ -4,6 +4,8 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tally_harness::Artefacts;
+use tally_harness::jobs::JOB_MAX;
+use tally_harness::process::wait_until;
 use tally_harness::traps::{KEEP_A, PROMOTE_B, Scenario, Served, Trap, WITHDRAWN, configured};
 
 /// The code that `tallyctl` ends with must be one of these. `cargo xtask test traps` does this many times.
@@ -87,6 +89,12 @@ fn what_best_effort_waits_and_how_often_it_is_preempted_is_told_of_each_arm() ->
     let artefacts = Artefacts::locate()?;
     let preempts = Scenario::Training("random-forms", "form = 0\ntoggle_us = 3000\nseed = 7\n");
     let served = Served::start(&artefacts, &preempts)?;
+    wait_until("waiting for the training to be preempted", JOB_MAX, || {
+        let clients = served.scene.status()?.clients()?;
+        let is_preempted =
+            clients.iter().any(|c| c.0["transformed"]["launches_yielded"].as_u64() > Some(0));
+        Ok(is_preempted.then_some(()))
+    })?;
     let stalls = artefacts.test_policy("stalls")?.to_string_lossy().into_owned();
     let config = configured(&served.scene, "stalls", "slow 20")?;
     let config = format!("--config-b={}", config.display());
