@@ -309,7 +309,7 @@ limits! {
         PASS_SUBMISSIONS_MAX: usize = 512, Count;
         /// Launches that one pass of the dispatch thread takes from one client, and from all clients of one user
         /// together.
-        PASS_SUBMISSIONS_CLIENT_MAX: usize = 24, Count;
+        PASS_SUBMISSIONS_CLIENT_MAX: usize = 12, Count;
         /// Streams that one pass looks at, and ends of launches that it takes, of all clients; each has an equal
         /// share, 2 at least.
         PASS_COMPLETIONS_MAX: usize = 2_048, Count;
