@@ -44,8 +44,13 @@ use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
 const MEMBERS_MAX: usize = 64;
 /// Without work for less than this, a client was backlogged just now.
 const MOMENT_NS: u64 = 500_000;
-/// Least and most time until a launch that is held is looked at again.
+/// Least and most time until a launch that is held is looked at again; the most for each [`HELD`] clients.
 const HOLD_NS: (u64, u64) = (50_000, MOMENT_NS);
+/// Among more clients a launch is held for longer: to look at them all takes longer, and a round, too.
+const HELD: u64 = 16;
+/// For so long for each client, who has credit launches without another look at all of them.
+const LOOK_NS: u64 = 20_000;
+const LOOK_NS_MAX: u64 = 250_000;
 /// Least GPU time of a client in a round.
 const QUANTUM_NS_MIN: u64 = 1_000_000;
 /// A round, or a turn, takes at most so many times its GPU time.
@@ -180,7 +185,10 @@ pub struct Rounds {
     patience_ns: u64,
     /// A launch is held for clients that have nothing to launch.
     is_patient: bool,
+    /// When all of them were looked at.
     seen_ns: u64,
+    /// Predicted GPU time of what was started since.
+    ahead_ns: u64,
 }
 
 impl Rounds {
@@ -236,12 +244,19 @@ impl Rounds {
             return None;
         }
         let me = self.members.binary_search_by_key(&launch.client, |member| member.id).ok()?;
+        if self.has_credit_left(me, launch) {
+            self.ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);
+            return None;
+        }
         self.look(launch);
         self.members[me].waits = true;
         let wait = if self.one_at_a_time { self.not_its_turn(me) } else { self.without_credit(me) };
         self.is_patient = matches!(wait, Some(Wait::Idle(_)));
         Some(match wait? {
-            Wait::Queue(ns) => Decision::Hold(ns.clamp(HOLD_NS.0, HOLD_NS.1)),
+            Wait::Queue(ns) => {
+                let most_ns = HOLD_NS.1 * (self.members.len() as u64).div_ceil(HELD);
+                Decision::Hold(ns.clamp(HOLD_NS.0, most_ns))
+            }
             Wait::Launch => Decision::HoldUntilCompletion(MOMENT_NS),
             // Those others may launch meanwhile, and idle again.
             Wait::Idle(ns) => Decision::HoldUntilCompletion(ns.max(1)),
@@ -260,6 +275,20 @@ impl Rounds {
         }
     }
 
+    /// All were looked at just now, and then it had credit for this launch, too, and for all that was started since.
+    fn has_credit_left(&self, me: usize, launch: &Launch) -> bool {
+        let recent_ns = LOOK_NS.saturating_mul(self.members.len() as u64).min(LOOK_NS_MAX);
+        let ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);
+        let mine = &self.members[me];
+        let is_its_turn = self.owner == Some(mine.id) && self.drain_ns == 0;
+        self.known.is_empty()
+            && !self.is_patient
+            && self.left_ns > 0
+            && launch.now_ns < self.seen_ns.saturating_add(recent_ns)
+            && mine.credit_ns > 0_i64.saturating_add_unsigned(ahead_ns)
+            && (is_its_turn || !self.one_at_a_time)
+    }
+
     /// What everybody used and has waiting, and how much time went by.
     fn look(&mut self, launch: &Launch) {
         if !self.known.is_empty() {
@@ -270,6 +299,7 @@ impl Rounds {
         let now_ns = launch.now_ns;
         let passed_ns = now_ns.saturating_sub(self.seen_ns).min(launch.high_idle_ns);
         self.seen_ns = now_ns;
+        self.ahead_ns = 0;
         self.left_ns = self.left_ns.saturating_sub(passed_ns);
         self.drain_ns = self.drain_ns.saturating_sub(passed_ns);
         let earned_ns = passed_ns / (100 / PATIENCE_PERCENT);

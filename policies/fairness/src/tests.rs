@@ -257,6 +257,65 @@ fn one_alone_is_not_looked_at() {
     assert!(!Rounds::side_by_side(0).is_shared());
 }
 
+/// Of two clients that share, the first having used so much.
+fn hold_first(
+    rounds: &mut Rounds,
+    used_ns: u64,
+    now_ns: u64,
+    predicted_ns: u64,
+) -> Option<Decision> {
+    let first = ClientState { charged_ns: used_ns, ..client_state(0, BestEffort) };
+    let second = ClientState { waiting_since_ns: 1, ..client_state(1, BestEffort) };
+    set_clients(vec![first, second]);
+    rounds.hold(&Launch { client: 0, now_ns, predicted_ns, high_idle_ns: SECOND, ..launch() })
+}
+
+#[test]
+fn who_has_credit_launches_without_another_look_for_a_moment() {
+    let begun = || {
+        let mut rounds = Rounds::one_at_a_time(TURN);
+        (0..2).for_each(|id| rounds.joined(&client(id, BestEffort)));
+        assert_eq!(hold_first(&mut rounds, 0, SECOND, 0), None);
+        rounds.drain_ns = 0;
+        rounds
+    };
+    let later_ns = |looks: u64| SECOND + looks * LOOK_NS;
+    let mut rounds = begun();
+    assert_eq!(hold_first(&mut rounds, SECOND, later_ns(1), 0), None);
+    assert_eq!(rounds.seen_ns, SECOND);
+    assert!(hold_first(&mut rounds, SECOND, later_ns(2), 0).is_some(), "its credit is used up");
+
+    // What was started since counts as predicted.
+    let mut rounds = begun();
+    assert_eq!(hold_first(&mut rounds, 0, later_ns(1), TURN / 2), None);
+    assert_eq!((rounds.seen_ns, rounds.ahead_ns), (SECOND, TURN / 2));
+    assert_eq!(hold_first(&mut rounds, TURN / 2, later_ns(1), TURN), None);
+    assert_eq!((rounds.seen_ns, rounds.ahead_ns), (later_ns(1), 0));
+
+    // Who has not the turn is looked at.
+    let mut rounds = begun();
+    rounds.owner = Some(1);
+    hold_first(&mut rounds, 0, later_ns(1), 0);
+    assert_eq!(rounds.seen_ns, later_ns(1));
+}
+
+#[test]
+fn among_many_a_launch_is_held_for_longer() {
+    let held_ns = |clients: u32| {
+        let mut rounds = Rounds::one_at_a_time(TURN);
+        (0..clients).for_each(|id| rounds.joined(&client(id, BestEffort)));
+        let waits = |id| ClientState { waiting_since_ns: 1, ..client_state(id, BestEffort) };
+        set_clients((0..clients).map(waits).collect());
+        assert_eq!(rounds.hold(&Launch { client: 0, now_ns: SECOND, ..launch() }), None);
+        match rounds.hold(&Launch { client: 1, now_ns: SECOND, ..launch() }) {
+            Some(Decision::Hold(ns)) => ns,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((held_ns(2), held_ns(16)), (MOMENT_NS, MOMENT_NS));
+    assert_eq!(held_ns(64), 4 * MOMENT_NS);
+}
+
 #[test]
 fn who_was_idle_or_joins_gets_its_share_from_then_on_and_no_more() {
     for rounds in both() {
