@@ -400,9 +400,15 @@ fn report(client: &ClientRegion, index: usize, number: u32, took_ns: Option<u64>
 /// The busy bit, if no launch came since.
 fn covered(client: &ClientRegion, index: usize, slot: &Slot, number: u32) {
     sm_limit::ended(index, number);
-    // A slot of many streams is not idle because one of them is.
-    if index != OVERFLOW || !slots::overflow_ran_ahead() {
-        let seen = Snapshot::settled_at(number);
+    let mut seen = Snapshot::settled_at(number);
+    let mut are_all_done = true;
+    if index == OVERFLOW {
+        // Of several streams: an ungated launch has its event before it counts as issued.
+        seen = slot.word.snapshot();
+        are_all_done = seen.is_settled()
+            && TRACKS[index & 63].with(|track| track.markers.is_empty() && track.unmarked == 0);
+    }
+    if are_all_done {
         let bit = slots::bit(index);
         link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
     }

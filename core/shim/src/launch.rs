@@ -8,7 +8,7 @@
 
 use crate::activity::{self, Flag};
 use crate::{
-    attach, capture, exec_nodes, gated, link, names, quiesce, slot_life, slots, state,
+    attach, capture, completion, exec_nodes, gated, link, names, quiesce, slot_life, slots, state,
     unit_profile::{self, Measured},
     units,
 };
@@ -173,18 +173,42 @@ fn failed(client: &ClientRegion) {
 
 /// Count a launch in its slot's word, and call the driver: from [`gated`].
 pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuResult {
-    counted(client, slot, call, None)
+    counted(client, slot, call, None, |_| ())
 }
 
+/// Count a launch that nobody decides and call the driver. Streams that share a slot cannot be asked, and waiting for one
+/// of them says nothing of the others: there, an event says when the launch is done.
+pub fn issue_ungated(
+    client: &ClientRegion,
+    index: usize,
+    call: &Call<'_>,
+    measured: Option<&Measured<'_>>,
+) -> CuResult {
+    counted(client, index, call, measured, |number| {
+        if index == slots::OVERFLOW {
+            let stream = slots::explicit(call.stream, call.per_thread);
+            let slot = &slots::SLOTS[index & 63];
+            completion::track_launch(index, slot, stream, number, false);
+        }
+    })
+}
+
+/// `behind` comes while the launch still counts as being issued.
 fn counted(
     client: &ClientRegion,
     slot: usize,
     call: &Call<'_>,
     measured: Option<&Measured<'_>>,
+    behind: impl FnOnce(u32),
 ) -> CuResult {
     let counter = (call.counter)(&client.counters);
     let number = slots::SLOTS[slot & 63].word.begin();
-    state::inside(|| issue(client, slot, number, call.is_graph, counter, measured, call.real))
+    let real = || {
+        let result = (call.real)();
+        behind(number);
+        result
+    };
+    state::inside(|| issue(client, slot, number, call.is_graph, counter, measured, real))
 }
 
 #[cold]
@@ -231,13 +255,12 @@ fn govern(call: &Call<'_>) -> CuResult {
         client.counters.stream_overflow.fetch_add(1, Relaxed);
     }
     if state::is_ungated() {
-        slots::ran_ahead(slot);
         let measured = Measured {
             stream: slots::explicit(call.stream, call.per_thread),
             shape: call.shape,
             target: call.target,
         };
-        let result = quiesce::while_open(|| counted(client, slot, call, Some(&measured)));
+        let result = quiesce::while_open(|| issue_ungated(client, slot, call, Some(&measured)));
         slot_life::mark_if_wanted(slot);
         result
     } else {

@@ -86,7 +86,6 @@ pub static USED: AtomicUsize = AtomicUsize::new(0);
 /// whose it is.
 static HINTS: [AtomicU8; HINTS_LEN] = [const { AtomicU8::new(0) }; HINTS_LEN];
 const HINTS_LEN: usize = 256;
-static OVERFLOW_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Serialises giving and taking slots.
 pub static TABLE: Lock = Lock::new();
 
@@ -259,17 +258,6 @@ pub fn release(slot: usize) {
 }
 
 /// A launch of this slot was not waited for; of interest for the overflow slot only.
-pub fn ran_ahead(slot: usize) {
-    if slot == OVERFLOW {
-        OVERFLOW_AHEAD.store(true, SeqCst);
-    }
-}
-
-/// Whether any launch of the overflow slot was ever not waited for.
-pub fn overflow_ran_ahead() -> bool {
-    OVERFLOW_AHEAD.load(SeqCst)
-}
-
 /// Slots in use, the overflow slot included.
 pub fn in_use() -> impl Iterator<Item = (usize, &'static Slot)> {
     let used = USED.load(Acquire).min(OVERFLOW);
@@ -332,5 +320,4 @@ pub fn reset() {
         slot.word.reset();
     }
     USED.store(0, SeqCst);
-    OVERFLOW_AHEAD.store(false, SeqCst);
 }

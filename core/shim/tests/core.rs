@@ -313,6 +313,26 @@ fn more_streams_than_slots_share_the_last() {
 }
 
 #[test]
+fn streams_that_share_a_slot_are_idle_once_all_of_them_are() {
+    let core = Core::new();
+    let (mut p, client) = attached(&core, &welcome(), &[]);
+    client.ungated();
+    for i in 1..=70 {
+        p.ok(&[&format!("stream {i}"), &format!("launch {i}"), &format!("sync {i}")]);
+    }
+    assert_eq!(client.region.counters.stream_overflow.load(SeqCst), 7);
+    eventually("idle", || !client.busy());
+    p.driver("fake_hold 1");
+    p.ok(&["launch 65", "launch 66", "sync 65"]);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(client.busy(), "the other one still runs");
+    p.ok(&["sync 66"]);
+    eventually("idle", || !client.busy());
+    p.driver("fake_hold 0");
+    p.ends_well();
+}
+
+#[test]
 fn calls_that_wait_make_it_idle_and_others_do_not() {
     let core = Core::new();
     let (mut p, client) = attached(&core, &welcome(), &[]);
