@@ -10,17 +10,19 @@
 
 use super::reason::Reason;
 use crate::cuda::{
-    KernelNodeParams, LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_CARVEOUT,
-    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, LAUNCH_ATTRIBUTE_COOPERATIVE,
-    LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP,
-    LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER,
-    LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS, driver,
+    FUNC_MAX_DYNAMIC_SHARED, KernelNodeParams, LAUNCH_ATTRIBUTE_ACCESS_WINDOW,
+    LAUNCH_ATTRIBUTE_CARVEOUT, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING,
+    LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN,
+    LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING,
+    LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS,
+    driver,
 };
 use crate::form::{self, Way};
 use crate::host::host;
 use crate::issue;
 use crate::kernels::{self, KERNELS, Ready};
 use crate::launch::KernelArguments;
+use crate::transformed;
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Acquire;
 use tally_ipc::layout::transform_state;
@@ -158,6 +160,15 @@ fn hints(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
         Some(LaunchAttribute::new(which, words))
     });
     found.collect()
+}
+
+impl Solo {
+    /// A launch of its function may have as much shared memory as the node: the program may have lowered that since.
+    pub fn may_have_its_memory(&self) -> bool {
+        self.shared_bytes == 0
+            || transformed::attribute(self.function, FUNC_MAX_DYNAMIC_SHARED)
+                .is_none_or(|most| i64::from(self.shared_bytes) <= i64::from(most))
+    }
 }
 
 impl Node {

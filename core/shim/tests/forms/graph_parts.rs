@@ -115,6 +115,68 @@ fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() 
     );
 }
 
+/// An exec keeps what its kernels might have when it was made; a launch by itself would be refused, behind parts that ran.
+#[test]
+fn a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it() {
+    const MAX_DYNAMIC: i32 = 8;
+    const MORE: u32 = 96 << 10;
+    const LESS: u32 = 64 << 10;
+    both(
+        a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it,
+        &welcome(),
+        |device| {
+            let f = device.function("through_shared");
+            let (data, sum, stream) =
+                (device.memory(BLOCKS as usize), device.memory(1), device.stream(1));
+            let allow = |bytes: u32| {
+                // SAFETY: a function of ours.
+                ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, bytes as i32) });
+            };
+            let launch_with = |bytes: u32, stream| {
+                let at = u64::from(bytes) - 4;
+                let mut params =
+                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
+                let launch = device.cuda.cuLaunchKernel;
+                // SAFETY: a function and parameters of ours.
+                ok(unsafe {
+                    launch(f, BLOCKS, 1, 1, 1, 1, 1, bytes, stream, params.as_mut_ptr(), null_mut())
+                });
+            };
+            allow(MORE);
+            device.warm_up_with(|| launch_with(MORE, null_mut()));
+            device.sync(null_mut());
+            let exec = recorded(device, stream, || {
+                for _ in 0..2 {
+                    launch_with(MORE, stream);
+                    device.sum(sum, data, BLOCKS, stream);
+                }
+            });
+            for bytes in [MORE, LESS, MORE] {
+                allow(bytes);
+                launch_with(bytes, stream);
+                device.sync(stream);
+                device.set(sum, 0, 1);
+                assert_eq!(ask("go"), "on");
+                launch(device, exec, stream);
+                device.sync(stream);
+                assert_eq!(device.read(data, 2), [7, 8]);
+                assert_ne!(device.read(sum, 1), [0]);
+            }
+        },
+        |core| {
+            core.warm_up("through_shared");
+            in_parts_of(core, 1);
+            for _ in 0..3 {
+                core.expect("go");
+                core.say("on");
+            }
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!([&c.graph_chained, &c.failed].map(|n| n.load(SeqCst)), [2, 0]);
+        },
+    );
+}
+
 /// Events are of one context, so that parts in another one could not be kept in order.
 #[test]
 fn a_graph_is_whole_in_another_context_than_its_own() {
