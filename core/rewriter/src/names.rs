@@ -75,12 +75,19 @@ pub fn may_be_constant(name: &[u8]) -> bool {
     name.starts_with(b"__cudart_") || std::str::from_utf8(name).is_ok_and(is_text)
 }
 
-/// The names that the compiler gives string literals and `__func__`.
+/// The names that compilers, NVIDIA's and Triton's, give string literals and `__func__`.
 pub(crate) fn is_text(name: &str) -> bool {
+    const NUMBERED: [&str; 7] = [
+        "$str$",
+        "__unnamed_",
+        "assertFile_",
+        "assertFunc_",
+        "assertMessage_",
+        "printfFormat_",
+        "printfPrefix_",
+    ];
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
-    name == "$str"
-        || name.strip_prefix("$str$").is_some_and(digits)
-        || name.strip_prefix("__unnamed_").is_some_and(digits)
+    name == "$str" || NUMBERED.iter().any(|prefix| name.strip_prefix(prefix).is_some_and(digits))
 }
 
 /// Why a kernel of this name, mangled or plain, is not transformed; `None` says nothing.

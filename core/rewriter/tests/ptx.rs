@@ -343,6 +343,9 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
     let printed = format!("{take} {print}");
     assert_eq!(with(text, &printed), [Ok(()); 2]);
     assert_eq!(with(text, ""), [Ok(()); 2]);
+    let asserted =
+        (text.replace("$str", "assertMessage_0"), printed.replace("$str", "assertMessage_0"));
+    assert_eq!(with(&asserted.0, &asserted.1), [Ok(()); 2]);
     assert_eq!(with(text, &format!("mov.b64 %rd2, $str; {print}")), [Ok(()); 2]);
     for (var, code) in [
         (text, format!("{take} st.global.u64 [%rd3], %rd2; {print}")),
@@ -355,6 +358,7 @@ fn variables_are_refused_unless_they_are_text_of_messages() {
         (text, format!("mov.u64 %rd1, $str+1; {printed}")),
         (".visible .global .align 1 .b8 $str[3] = {104, 105, 0};", printed.clone()),
         (".global .align 1 .b8 $str[3];", printed.clone()),
+        (".global .align 1 .b8 _ZL3fmt[3] = {104, 105, 0};", printed.replace("$str", "_ZL3fmt")),
         (".const .align 1 .b8 $str[3] = {104, 105, 0};", printed.clone()),
         (".global .align 8 .u64 $str[1] = {0};", printed.clone()),
         (".global .b8 $str[1] = {0};\n.global .u64 $also = generic($str);", printed.clone()),

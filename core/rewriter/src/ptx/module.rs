@@ -2,7 +2,7 @@
 
 use super::params::{self, Layout};
 use crate::TransformRefusal;
-use crate::names::MATH_TABLES;
+use crate::names::{MATH_TABLES, is_text};
 use std::collections::HashMap;
 use tally_ptx::{Declaration, Function, Item, Linkage, Token, inside};
 
@@ -37,8 +37,8 @@ pub(super) struct Func<'a> {
 /// A variable of the module in `.global`, `.const` or an older space of textures.
 #[derive(Debug)]
 pub(super) struct Var {
-    /// Bytes in `.global`, with initial values, and not visible outside the module:
-    /// what compilers make of a string literal.
+    /// Bytes in `.global`, with initial values, not visible outside the module, under a name that compilers give a string
+    /// literal. A program may find any other name, and write there.
     pub literal: bool,
     /// A table of CUDA's mathematical functions (the digits of 2/pi, coefficients), told by
     /// its name: with initial values, and not visible outside the module. Constant, under
@@ -187,7 +187,7 @@ impl<'a> Module<'a> {
             is_new && of.space == ".global" && !linkage.is_given && !values.is_empty();
         let is_bytes = |word: &Token| matches!(word.text(source), ".b8" | ".u8" | ".s8");
         self.vars.push(Var {
-            literal: is_constant && of.words.iter().any(is_bytes),
+            literal: is_constant && is_text(of.name()) && of.words.iter().any(is_bytes),
             math_table: is_constant && MATH_TABLES.iter().any(|(name, _)| *name == of.name()),
             in_initialiser: false,
         });
