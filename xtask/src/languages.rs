@@ -146,7 +146,7 @@ pub fn left_out() -> Vec<String> {
 /// Tests the policies of each language, or measures the examples.
 pub fn run(args: &Args) -> Result<()> {
     let chosen = ALL.into_iter().filter(|lang| args.lang.is_none_or(|only| only == *lang));
-    let mut suite = Suite::new()?;
+    let suite = Suite::new()?;
     let mut had = Vec::new();
     for lang in chosen {
         match lang.tools() {
@@ -158,23 +158,28 @@ pub fn run(args: &Args) -> Result<()> {
     if args.bench {
         return suite.bench(&had);
     }
-    for (lang, tools) in &had {
-        suite.language(*lang, tools);
-    }
+    let mut steps = Steps::new();
+    // Each of their compilers uses one CPU for most of its time.
+    std::thread::scope(|scope| {
+        let of = |(lang, tools): &(Lang, Vec<String>)| suite.language(*lang, tools);
+        let all: Vec<_> = had.iter().map(|one| scope.spawn(move || of(one))).collect();
+        for one in all {
+            steps.add(&one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+    });
     if had.len() > 1 {
         let examples = suite.out.join("examples");
         let what = "the examples are one policy each in all of them, and run a core";
-        suite.step(what, || compare(&examples));
+        steps.step(what, || compare(&examples));
     }
     if had.iter().any(|(lang, _)| *lang == Lang::Rust) {
-        let (out, environment) = (suite.out.clone(), suite.environment.clone());
-        suite.step("docs/policies.md, its tutorial followed", || {
-            walkthrough::follow(&out, &environment)
+        steps.step("docs/policies.md, its tutorial followed", || {
+            walkthrough::follow(&suite.out, &suite.environment)
         });
     }
     // As Cargo says it: `cargo xtask test` counts by that.
-    println!("test result: {} passed; {} failed; 0 ignored", suite.passed, suite.failed);
-    ensure!(suite.failed == 0, "{} of the languages' checks failed (why: above)", suite.failed);
+    println!("test result: {} passed; {} failed; 0 ignored", steps.passed, steps.failed);
+    ensure!(steps.failed == 0, "{} of the languages' checks failed (why: above)", steps.failed);
     Ok(())
 }
 
@@ -185,23 +190,26 @@ struct Suite {
     out: PathBuf,
     tallyctl: PathBuf,
     environment: Environment,
-    /// When the last step ended.
+}
+
+/// What was checked, one after the other.
+struct Steps {
+    /// When the last one ended.
     since: Instant,
     passed: u32,
     failed: u32,
 }
 
-impl Suite {
-    fn new() -> Result<Self> {
-        let out = target_dir().join("languages");
-        let _ = fs::remove_dir_all(&out);
-        fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-        let tallyctl = release_dir().join("tallyctl");
-        ensure!(tallyctl.is_file(), "{} is missing: build first", tallyctl.display());
-        let toolchain = guest::find(false)?;
-        toolchain.forget_other_toolchain(&rust_target_dir())?;
-        let environment = toolchain.as_environment(&out.join("toolchain"))?;
-        Ok(Suite { out, tallyctl, environment, since: Instant::now(), passed: 0, failed: 0 })
+impl Steps {
+    fn new() -> Self {
+        Steps { since: Instant::now(), passed: 0, failed: 0 }
+    }
+
+    /// Others have ended, too.
+    fn add(&mut self, others: &Steps) {
+        self.since = Instant::now();
+        self.passed += others.passed;
+        self.failed += others.failed;
     }
 
     fn step(&mut self, what: &str, run: impl FnOnce() -> Result<()>) {
@@ -218,6 +226,20 @@ impl Suite {
                 println!("FAILED  {what} ({took_s:.0} s): {error:#}\n");
             }
         }
+    }
+}
+
+impl Suite {
+    fn new() -> Result<Self> {
+        let out = target_dir().join("languages");
+        let _ = fs::remove_dir_all(&out);
+        fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+        let tallyctl = release_dir().join("tallyctl");
+        ensure!(tallyctl.is_file(), "{} is missing: build first", tallyctl.display());
+        let toolchain = guest::find(false)?;
+        toolchain.forget_other_toolchain(&rust_target_dir())?;
+        let environment = toolchain.as_environment(&out.join("toolchain"))?;
+        Ok(Suite { out, tallyctl, environment })
     }
 
     /// A program in a folder, in the environment of the projects.
@@ -271,7 +293,7 @@ impl Suite {
         let file = component.to_string_lossy().into_owned();
         let mut arguments = vec!["policy", "check", &file];
         arguments.extend(lang.limits());
-        let path = self.out.join("policy.toml");
+        let path = self.out.join(format!("{}-policy.toml", lang.name()));
         let path_text = path.to_string_lossy().into_owned();
         if let Some(config) = config {
             fs::write(&path, config)?;
@@ -280,51 +302,65 @@ impl Suite {
         self.ran(&self.out, &self.tallyctl, &arguments)
     }
 
-    fn language(&mut self, lang: Lang, tools: &[String]) {
+    fn language(&self, lang: Lang, tools: &[String]) -> Steps {
         let name = lang.name();
-        let mut made = None;
-        let this = &*self;
-        let built = this.project(lang, "starter", tools).map(|file| made = Some(file));
-        self.step(&format!("{name}: a new project builds"), || built);
-        if let Some(starter) = made {
-            let checked = self.check(lang, &starter, None);
-            self.step(&format!("{name}: a new project passes the check"), || checked);
+        let mut steps = Steps::new();
+        let mut starter = None;
+        steps.step(&format!("{name}: a new project builds"), || {
+            starter = Some(self.project(lang, "starter", tools)?);
+            Ok(())
+        });
+        if let Some(starter) = starter {
+            steps.step(&format!("{name}: a new project passes the check"), || {
+                self.check(lang, &starter, None)
+            });
         }
         if lang == Lang::Rust {
-            let built = self.project_by_xtask();
-            self.step("rust: `cargo xtask policies --project` builds it", || built);
+            steps.step("rust: `cargo xtask policies --project` builds it", || {
+                self.project_by_xtask()
+            });
         }
-        let Some(example) = self.example(lang, "idle-gap", tools) else { return };
+        let Some(example) = self.example(&mut steps, lang, "idle-gap", tools) else { return steps };
         if lang != Lang::Python {
             // Its compilation takes 15 s each time, and the comparison below runs it.
-            let checked = self.check(lang, &example, Some("lease = 50"));
-            self.step(&format!("{name}: `idle-gap` passes the check"), || checked);
+            steps.step(&format!("{name}: `idle-gap` passes the check"), || {
+                self.check(lang, &example, Some("lease = 50"))
+            });
         }
-        if let Some(example) = self.example(lang, "patient", tools) {
-            let checked = self.check_of_state(lang, &example);
-            self.step(&format!("{name}: `patient` passes the check, its state's too"), || checked);
+        if let Some(example) = self.example(&mut steps, lang, "patient", tools) {
+            steps.step(&format!("{name}: `patient` passes the check, its state's too"), || {
+                self.check_of_state(lang, &example)
+            });
         }
         if lang != Lang::Python {
             let file = example.to_string_lossy().into_owned();
             let mut arguments = vec!["sim", "--policy", &file];
             arguments.extend(TRACES);
             arguments.extend(lang.limits());
-            let simulated = self.ran(&self.out, &self.tallyctl, &arguments);
-            self.step(&format!("{name}: `idle-gap` schedules in the simulator"), || simulated);
+            steps.step(&format!("{name}: `idle-gap` schedules in the simulator"), || {
+                self.ran(&self.out, &self.tallyctl, &arguments)
+            });
         }
+        steps
     }
 
     /// The example of that name, built and put where the tests find it.
-    fn example(&mut self, lang: Lang, example: &str, tools: &[String]) -> Option<PathBuf> {
-        let place = self.examples(example).join(lang.name()).with_extension("wasm");
-        let built = self.project(lang, example, tools).and_then(|file| {
-            fs::create_dir_all(self.examples(example))?;
-            fs::copy(&file, &place)?;
-            Ok(file)
-        });
+    fn example(
+        &self,
+        steps: &mut Steps,
+        lang: Lang,
+        example: &str,
+        tools: &[String],
+    ) -> Option<PathBuf> {
         let mut made = None;
-        let built = built.map(|file| made = Some(file));
-        self.step(&format!("{}: `{example}` builds", lang.name()), || built);
+        steps.step(&format!("{}: `{example}` builds", lang.name()), || {
+            let file = self.project(lang, example, tools)?;
+            fs::create_dir_all(self.examples(example))?;
+            let place = self.examples(example).join(lang.name()).with_extension("wasm");
+            fs::copy(&file, place)?;
+            made = Some(file);
+            Ok(())
+        });
         made
     }
 

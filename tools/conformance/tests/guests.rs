@@ -148,7 +148,7 @@ fn much_work_warns() {
 #[test]
 fn hoarding_fails_memory() {
     // It writes to what it hoards, for which the usual fuel ends first.
-    let limits = Limits { decide_fuel: 1_000_000_000, ..Limits::default() };
+    let limits = Limits { decide_fuel: 1_000_000_000, memory_bytes: 4 << 20, ..Limits::default() };
     let granted = Capabilities::default();
     fails(&report_with(&limits, granted, "test-policies", "chaos", "always 3"), &["memory"]);
 }
