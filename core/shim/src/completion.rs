@@ -189,6 +189,14 @@ pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sa
     follow(index);
 }
 
+/// An ungated launch was made, which still counts as being issued. Streams that share a slot cannot be asked, and waiting
+/// for one of them says nothing of the others: there, an event says when it is done.
+pub fn track_ungated(index: usize, stream: usize, number: u32) {
+    if index == OVERFLOW {
+        track_launch(index, &SLOTS[OVERFLOW], stream, number, false);
+    }
+}
+
 /// The next launch of the calling thread's is to be measured: see that the end of the one before it is known, too, also
 /// in a program that launches far ahead. The caller holds the slot's lock.
 pub fn mark_before_sample(index: usize, slot: &Slot, stream: usize) {

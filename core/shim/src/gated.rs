@@ -76,7 +76,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         Way::Ungated => {
             held.goes_on();
             let _held = (index != OVERFLOW).then_some(held);
-            return quiesce::while_open(|| launch::issue_ungated(client, index, call, None));
+            return quiesce::while_open(|| launch::issue_ungated(client, index, call, false));
         }
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);

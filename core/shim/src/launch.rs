@@ -176,21 +176,17 @@ pub fn issue_counted(client: &ClientRegion, slot: usize, call: &Call<'_>) -> CuR
     counted(client, slot, call, None, |_| ())
 }
 
-/// Count a launch that nobody decides and call the driver. Streams that share a slot cannot be asked, and waiting for one
-/// of them says nothing of the others: there, an event says when the launch is done.
+/// The same for a launch that nobody decides.
 pub fn issue_ungated(
     client: &ClientRegion,
-    index: usize,
+    slot: usize,
     call: &Call<'_>,
-    measured: Option<&Measured<'_>>,
+    may_be_measured: bool,
 ) -> CuResult {
-    counted(client, index, call, measured, |number| {
-        if index == slots::OVERFLOW {
-            let stream = slots::explicit(call.stream, call.per_thread);
-            let slot = &slots::SLOTS[index & 63];
-            completion::track_launch(index, slot, stream, number, false);
-        }
-    })
+    let stream = slots::explicit(call.stream, call.per_thread);
+    let measured = Measured { stream, shape: call.shape, target: call.target };
+    let measured = may_be_measured.then_some(&measured);
+    counted(client, slot, call, measured, |number| completion::track_ungated(slot, stream, number))
 }
 
 /// `behind` comes while the launch still counts as being issued.
@@ -255,12 +251,7 @@ fn govern(call: &Call<'_>) -> CuResult {
         client.counters.stream_overflow.fetch_add(1, Relaxed);
     }
     if state::is_ungated() {
-        let measured = Measured {
-            stream: slots::explicit(call.stream, call.per_thread),
-            shape: call.shape,
-            target: call.target,
-        };
-        let result = quiesce::while_open(|| issue_ungated(client, slot, call, Some(&measured)));
+        let result = quiesce::while_open(|| issue_ungated(client, slot, call, true));
         slot_life::mark_if_wanted(slot);
         result
     } else {
@@ -562,8 +553,7 @@ pub unsafe fn graph(
     if let Some(client) = state::client()
         && !(capture::is_active() && capture::is_capturing(slots::explicit(stream, per_thread)))
     {
-        let nodes = exec_nodes::kernel_nodes(exec);
-        client.counters.graph_kernels.fetch_add(u64::from(nodes), Relaxed);
+        client.counters.graph_kernels.fetch_add(exec_nodes::kernel_nodes(exec).into(), Relaxed);
     }
     if graphs::has_copies() {
         return around(stream, per_thread, CopiedGraphLaunch { real, exec, stream, per_thread });

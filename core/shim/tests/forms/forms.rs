@@ -1,7 +1,7 @@
 //! Every form gives the memory of a whole run, and each block runs exactly once.
 
 use crate::governor::{Governor, SMS};
-use crate::program::{THREADS, ok};
+use crate::program::{Device, Ptr, THREADS, ok};
 use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
@@ -471,6 +471,21 @@ fn parameters_come_through_either_way() {
     );
 }
 
+/// Launch the kernel of this name, which writes to its shared memory at `at`, and what is there to `data`.
+pub fn through_shared(
+    device: &Device,
+    f: Ptr,
+    blocks: u32,
+    bytes: u32,
+    (data, at): (u64, u64),
+    stream: Ptr,
+) -> i32 {
+    let mut params = [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
+    let launch = device.cuda.cuLaunchKernel;
+    // SAFETY: a function and parameters of ours.
+    unsafe { launch(f, blocks, 1, 1, 1, 1, 1, bytes, stream, params.as_mut_ptr(), null_mut()) }
+}
+
 #[test]
 fn more_shared_memory_than_the_default() {
     const MAX_DYNAMIC: i32 = 8;
@@ -481,15 +496,8 @@ fn more_shared_memory_than_the_default() {
         |device| {
             let (f, data) = (device.function("through_shared"), device.memory(8));
             let at = u64::from(BYTES) - 4;
-            let launch = |bytes: u32, at: u64| {
-                let mut params =
-                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
-                let launch = device.cuda.cuLaunchKernel;
-                // SAFETY: a function and parameters of ours.
-                unsafe {
-                    launch(f, 8, 1, 1, 1, 1, 1, bytes, null_mut(), params.as_mut_ptr(), null_mut())
-                }
-            };
+            let launch =
+                |bytes: u32, at: u64| through_shared(device, f, 8, bytes, (data, at), null_mut());
             // Set before its transformed form is made, and after.
             // SAFETY: a function of ours.
             ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, 64 << 10) });
@@ -527,15 +535,7 @@ fn a_second_load_of_an_image_keeps_its_own_attributes() {
             let first = device.function("through_shared");
             device.reload();
             let (second, data, at) = (device.function("through_shared"), device.memory(8), 0_u64);
-            let launch = |f, bytes: u32| {
-                let mut params =
-                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
-                let launch = device.cuda.cuLaunchKernel;
-                // SAFETY: a function and parameters of ours.
-                unsafe {
-                    launch(f, 8, 1, 1, 1, 1, 1, bytes, null_mut(), params.as_mut_ptr(), null_mut())
-                }
-            };
+            let launch = |f, bytes| through_shared(device, f, 8, bytes, (data, at), null_mut());
             let allow = |f, bytes: u32| {
                 // SAFETY: a function of ours.
                 ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, bytes as i32) });

@@ -1,5 +1,6 @@
 //! Parts of graphs that fail, and attributes that kernels keep when they are launched by themselves.
 
+use crate::forms::through_shared;
 use crate::governor::Governor;
 use crate::graphs::{BLOCKS, WORDS, in_parts_of, launch, parts_of_one, recorded};
 use crate::program::{Attribute, Device, ask, ok};
@@ -134,13 +135,7 @@ fn a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it() {
             };
             let launch_with = |bytes: u32, stream| {
                 let at = u64::from(bytes) - 4;
-                let mut params =
-                    [(&raw const data).cast_mut().cast(), (&raw const at).cast_mut().cast()];
-                let launch = device.cuda.cuLaunchKernel;
-                // SAFETY: a function and parameters of ours.
-                ok(unsafe {
-                    launch(f, BLOCKS, 1, 1, 1, 1, 1, bytes, stream, params.as_mut_ptr(), null_mut())
-                });
+                ok(through_shared(device, f, BLOCKS, bytes, (data, at), stream));
             };
             allow(MORE);
             device.warm_up_with(|| launch_with(MORE, null_mut()));
