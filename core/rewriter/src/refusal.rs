@@ -42,7 +42,8 @@ pub enum TransformRefusal {
     BlocksWaitByName = 17,
     /// It did not end after it was asked to yield, and had to be rescued.
     BlocksWaited = 18,
-    /// Its address is taken: somebody may call it as a function.
+    /// Its address is taken: somebody may call it as a function. Or it takes a function's, which is another number in
+    /// another module.
     AddressTaken = 19,
     /// A function that it calls asks which block it is in, or might: it is called by its address (form by offset only).
     IndexInFunction = 20,
@@ -153,7 +154,7 @@ impl TransformRefusal {
             TransformRefusal::BlocksWaited => {
                 "its blocks waited for one another when it was transformed"
             }
-            TransformRefusal::AddressTaken => "its address is taken",
+            TransformRefusal::AddressTaken => "its address, or one of its functions', is taken",
             TransformRefusal::IndexInFunction => {
                 "a function that it calls, or may call, reads the block's index"
             }

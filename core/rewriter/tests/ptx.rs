@@ -63,8 +63,7 @@ fn kernels_whose_blocks_may_wait_for_one_another_say_so() {
     let waiting = ".func f(.param .u64 q) { .reg .b64 %rd<2>; .reg .b32 %r<2>; ld.param.u64 %rd1, [q]; \
          ld.acquire.gpu.u32 %r1, [%rd1]; ret; }";
     let calls = "{ .param .u64 a; st.param.u64 [a], %rd1; call f, (a); }";
-    let named =
-        "mov.u64 %rd2, f; { .param .u64 a; st.param.u64 [a], %rd1; call %rd2, (a), proto; }";
+    let named = "{ .param .u64 a; st.param.u64 [a], %rd1; call %rd1, (a), proto; }";
     for statements in ["", calls, &format!("proto: .callprototype _ (.param .u64 _); {named}")] {
         let text = format!("{HEAD}{waiting} {}", common::waits(statements));
         let transformed = transformed(&text, KernelForm::ByClaims);
@@ -324,6 +323,14 @@ fn launching_from_the_device_and_taking_addresses_are_refused() {
         ".entry k();\n.global .u64 table[1] = {k};\n.entry k() { ret; }",
     ] {
         assert_eq!(both(rest), [Err(AddressTaken); 2], "{rest}");
+    }
+    // Of a function: another kernel may compare it, or call it.
+    for [leaf, first] in [["", "mov.u64 %rd, f;"], ["mov.u64 %rd, g;", "call f, ();"]] {
+        let text = format!(
+            ".func g() {{ ret; }}\n.func f() {{ .reg .b64 %rd; {leaf} ret; }}\n\
+             .entry k() {{ .reg .b64 %rd; {first} ret; }}"
+        );
+        assert_eq!(both(&text), [Err(AddressTaken); 2], "{text}");
     }
 }
 

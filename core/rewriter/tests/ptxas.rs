@@ -10,7 +10,7 @@ mod common;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
-use tally_rewriter::{KernelForm, cubin, proof, ptx};
+use tally_rewriter::{KernelForm, TransformRefusal, cubin, proof, ptx};
 
 /// Architectures to assemble for, and what must not be older than that.
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
@@ -24,7 +24,18 @@ fn target(source: &str) -> (u32, bool) {
 }
 
 fn assemble(ptxas: &str, arch: &str, text: &[u8], output: &str) -> Result<(), String> {
+    assemble_with(&[], ptxas, arch, text, output)
+}
+
+fn assemble_with(
+    options: &[&str],
+    ptxas: &str,
+    arch: &str,
+    text: &[u8],
+    output: &str,
+) -> Result<(), String> {
     let mut child = Command::new(ptxas)
+        .args(options)
         .args([&format!("-arch={arch}"), "-o", output, "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -132,6 +143,54 @@ fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
             let rewritten = cubin::rewrite(&image, KernelForm::ByClaims, None).unwrap();
             let kernel = rewritten.kernel("k").unwrap();
             assert_eq!(kernel.reads_sm, reads_sm, "{target}: {statements}");
+        }
+    }
+    std::fs::remove_file(&output).unwrap();
+}
+
+/// In relocatable code. Otherwise an address is the function's number among those of its kernel, in any module.
+#[test]
+#[ignore = "needs TALLY_PTXAS"]
+fn machine_code_that_takes_a_functions_address_is_refused() {
+    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
+    let name = format!("tally-addresses-{}.cubin", std::process::id());
+    let output = std::env::temp_dir().join(name);
+    let call = |what: &str| {
+        format!(
+            "{{ .param .b32 p; .param .b32 q; st.param.b32 [p], %r1; call (q), {what}, (p); ld.param.b32 %r2, [q]; }}"
+        )
+    };
+    let text = format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n\
+         .visible .func (.param .b32 r) f(.param .b32 a) {{\n\
+         .reg .b32 %r<4>; .reg .pred %p; ld.param.b32 %r3, [a]; sub.s32 %r1, %r3, 1; setp.lt.s32 %p, %r1, 1;\n\
+         @%p bra done; {} mul.lo.s32 %r3, %r3, %r2; done: st.param.b32 [r], %r3; ret; }}\n\
+         .visible .func (.param .b32 r) g(.param .b32 a) {{\n\
+         .reg .b32 %r<4>; .reg .b64 %rd; ld.param.b32 %r1, [a]; mov.u64 %rd, f; cvt.u32.u64 %r2, %rd;\n\
+         add.s32 %r2, %r2, %r1; st.param.b32 [r], %r2; ret; }}\n\
+         .visible .entry calls(.param .u64 out) {{\n\
+         .reg .b64 %rd; .reg .b32 %r<3>; ld.param.u64 %rd, [out]; ld.global.u32 %r1, [%rd]; {}\n\
+         st.global.u32 [%rd], %r2; ret; }}\n\
+         .visible .entry stores(.param .u64 out) {{\n\
+         .reg .b64 %rd<3>; ld.param.u64 %rd1, [out]; mov.u64 %rd2, f; st.global.u64 [%rd1], %rd2; ret; }}\n\
+         .visible .entry through(.param .u64 out) {{\n\
+         .reg .b64 %rd; .reg .b32 %r<3>; ld.param.u64 %rd, [out]; ld.global.u32 %r1, [%rd]; {}\n\
+         st.global.u32 [%rd], %r2; ret; }}\n",
+        call("f"),
+        call("f"),
+        call("g"),
+    );
+    for arch in [80, 86, 89, 90] {
+        let target = format!("sm_{arch}");
+        assemble_with(&["-c"], &ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
+        let mut image = std::fs::read(&output).unwrap();
+        // As if linked: an executable, no object to be linked.
+        image[16] = 2;
+        for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
+            let mut refused = cubin::rewrite(&image, form, None).unwrap().refused;
+            refused.sort_by(|a, b| a.0.cmp(&b.0));
+            let taken = |name: &str| (name.to_owned(), TransformRefusal::AddressTaken);
+            assert_eq!(refused, [taken("stores"), taken("through")], "{target} {form:?}");
         }
     }
     std::fs::remove_file(&output).unwrap();

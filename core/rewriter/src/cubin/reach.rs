@@ -13,6 +13,8 @@
 //!    functions (every kernel with a sine has one), string literals and `__func__`
 //!    (every kernel with an `assert`), and the objects without members of CUDA's
 //!    standard library and Thrust (in the images of most programs that include them).
+//!    A function may only be called: its address ([`TransformRefusal::AddressTaken`]) is
+//!    another number in another module, and code there. Return addresses are not meant.
 //! 2. `ptxas` keeps the addresses of variables in bank 4, whose words are relocated.
 //!    Whatever may be a constant operand of bank 4 counts as a reference to what the
 //!    relocation of that word names; with an index register, to all of them.
@@ -124,17 +126,24 @@ impl<'c, 'a> References<'c, 'a> {
             self.read_by_code(section, &mut found)?;
             let name = self.cubin.sections[section].name;
             let banks = name.strip_prefix(".text.").and_then(|f| self.banks.get(f));
-            for part in banks.into_iter().flatten().chain([&section]) {
-                found.extend(self.relocations.get(part).into_iter().flatten());
+            for bank in banks.into_iter().flatten() {
+                found.extend(self.relocations.get(bank).into_iter().flatten());
             }
-            for relocation in found {
+            let in_banks = found.into_iter().map(|relocation| (relocation, false));
+            let in_code = self.relocations.get(&section).into_iter().flatten();
+            for (relocation, is_code) in in_banks.chain(in_code.map(|r| (r, true))) {
                 let symbol = &self.cubin.symbols[relocation.symbol as usize];
-                if let Some(function) = self.leads_to(symbol)?
-                    && seen.insert(function)
-                {
-                    if self.is_kernel(function) {
-                        return Err(TransformRefusal::DeviceLaunch);
-                    }
+                let Some(function) = self.leads_to(symbol)? else { continue };
+                if function != section && self.is_kernel(function) {
+                    return Err(TransformRefusal::DeviceLaunch);
+                }
+                let is_call = is_code && self.is_call(section, relocation);
+                let is_own =
+                    function == section && !(is_code && starts_at_entry(symbol, relocation));
+                if !is_call && !is_own {
+                    return Err(TransformRefusal::AddressTaken);
+                }
+                if seen.insert(function) {
                     open.push(function);
                 }
             }
@@ -147,6 +156,14 @@ impl<'c, 'a> References<'c, 'a> {
         let bytes = at as u64..(at + sass::INSTRUCTION_BYTES) as u64;
         let list = self.relocations.get(&section).into_iter().flatten();
         list.into_iter().any(|r| bytes.contains(&r.offset))
+    }
+
+    /// Whether a relocation of a code section is that of a direct call.
+    fn is_call(&self, section: usize, relocation: &Relocation) -> bool {
+        let at = usize::try_from(relocation.offset).unwrap_or(usize::MAX)
+            & !(sass::INSTRUCTION_BYTES - 1);
+        let code = self.cubin.sections[section].data.get(at..).unwrap_or_default();
+        sass::instructions(code).next().is_some_and(sass::is_direct_call)
     }
 
     fn is_kernel(&self, text: usize) -> bool {

@@ -135,6 +135,11 @@ pub(super) fn is_indirect_call(instruction: u128) -> bool {
     opcode != CALL_REL && opcode != CALL_ABS && CALLS_AND_JUMPS.contains(&(opcode & 0x1ff))
 }
 
+/// Whether it is a call of what the instruction itself says.
+pub(super) fn is_direct_call(instruction: u128) -> bool {
+    matches!(instruction & 0xfff, CALL_REL | CALL_ABS)
+}
+
 /// Whether the instruction lets a block see what other blocks write meanwhile: a load that is neither weak nor
 /// constant, an atomic with a result, a load from a surface or from several GPUs; or one that empties the first cache,
 /// as a fence wider than a block does, so that later plain loads see it.

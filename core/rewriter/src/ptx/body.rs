@@ -29,6 +29,8 @@ pub(super) mod fact {
     pub const SEES_OTHERS: u16 = 1024;
     /// Reads which SM it runs on, or how many there are.
     pub const SM: u16 = 2048;
+    /// Takes a function's address: in another module it is another number.
+    pub const TAKES_ADDRESS: u16 = 4096;
 }
 
 /// The token that names what a call calls: after the results, if there are any.
@@ -160,6 +162,7 @@ impl Facts {
                 Some(Symbol::Func(f)) => {
                     self.funcs.push(*f);
                     if called != Some(token.start) {
+                        self.bits |= fact::TAKES_ADDRESS;
                         self.taken.push(*f);
                     }
                 }

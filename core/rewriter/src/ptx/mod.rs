@@ -137,6 +137,7 @@ fn by_content(all: u16) -> Option<TransformRefusal> {
         (fact::DEPENDS, TransformRefusal::ProgrammaticDependence),
         (fact::STEALS, TransformRefusal::LaunchForm),
         (fact::GLOBALS, TransformRefusal::WritableGlobals),
+        (fact::TAKES_ADDRESS, TransformRefusal::AddressTaken),
     ];
     rules.into_iter().find(|(bit, _)| all & bit != 0).map(|(_, why)| why)
 }
