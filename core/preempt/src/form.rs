@@ -149,10 +149,12 @@ impl<'a> Parts<'a> {
         transformed: &'a Transformed,
         parts: usize,
     ) -> Option<Self> {
+        if !transformed.allows_shared(arguments.shared_bytes, arguments.function) {
+            return None;
+        }
         let buffer = parameters(arguments, transformed)?;
         let events = watch::events(parts)?;
         let stream = planned.stream as Ptr;
-        transformed.allow_shared(arguments.shared_bytes, arguments.function);
         let parts = Parts { planned, arguments, transformed, stream, buffer, events, issued: 0 };
         record(&parts.events, 0, stream);
         Some(parts)

@@ -30,12 +30,14 @@ pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, kernels: u32) -> Option<Cu
     if steps.iter().any(is_own) && driver().current_context() != gate::context() {
         return None;
     }
-    // An exec's kernels may have the shared memory that their functions might have when it was made.
-    if steps.iter().any(|step| matches!(step, Step::Kernel(solo) if !solo.may_have_its_memory())) {
-        return None;
-    }
     // If a part fails after others were issued, the program gets the error, as for any launch that fails.
     host::alone(|| {
+        // An exec's kernels may have the shared memory that their functions might have when it was made.
+        let lacks_memory =
+            |step: &Step| matches!(step, Step::Kernel(solo) if !solo.may_have_its_memory());
+        if steps.iter().any(lacks_memory) {
+            return None;
+        }
         // Not earlier: a thread that waits for the exec counts as being in the driver, and `alone` waits until none is.
         let launching = order::begin(exec, planned.stream, true);
         if !launching.may_be_in_parts {

@@ -12,7 +12,7 @@ use crate::jobs::{Failed, Job, Task, is_lost, with_function};
 use crate::kernels::{KERNELS, publish};
 use crate::lock::Locked;
 use crate::offset::OffsetForm;
-use crate::transformed::{Transformed, attribute, copy_attributes, plain_function};
+use crate::transformed::{Transformed, attribute, copy_attributes, plain_function, shared_max};
 use crate::{disk_cache, flag, gate, proof, watch};
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -284,13 +284,13 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
                 }
             }
             copy_attributes(original, function.handle);
-            Ok(original)
+            Ok((original, shared_max(original)))
         });
         let original = original.ok_or(Failed::Unloaded)??;
         launch_empty(job, &function);
         Ok::<_, Failed>((function, original))
     });
-    let (function, original) = made.ok_or(Failed::Busy)??;
+    let (function, (original, shared_max)) = made.ok_or(Failed::Busy)??;
     if is_lost() {
         return Err(Failed::Unloaded);
     }
@@ -314,7 +314,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
         wanted_blocks: job.blocks,
         wanted_us: job.us,
     };
-    transformed.copied();
+    transformed.copied(shared_max);
     Ok(transformed)
 }
 

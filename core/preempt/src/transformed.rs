@@ -38,7 +38,8 @@ pub struct Transformed {
     pub(crate) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
     pub(crate) originals: [AtomicUsize; 2],
-    /// Dynamic shared memory that its functions may have.
+    /// Dynamic shared memory that the original may have now. Its own functions keep the most that the original ever might
+    /// have: a launch that began with that may still need parts.
     pub(crate) shared_max: AtomicI32,
     /// Another handle of the same code, of an image that was loaded twice, say, whose attributes are the same; and one
     /// whose attributes are not. 0: none was compared since an attribute was set last.
@@ -97,12 +98,21 @@ pub(crate) fn attribute(function: usize, which: i32) -> Option<i32> {
     (unsafe { get(&mut value, which, function as Ptr) } == SUCCESS).then_some(value)
 }
 
+/// Dynamic shared memory that launches of a function may have.
+pub(crate) fn shared_max(function: usize) -> i32 {
+    attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(0)
+}
+
 /// Give a transformed form what the program set for the original.
 pub(crate) fn copy_attributes(original: usize, to: usize) {
     let Some(set) = driver().func_set_attribute else { return };
     for which in FUNC_SETTABLE {
+        let has = |now: i32, value| match which {
+            FUNC_MAX_DYNAMIC_SHARED => now >= value,
+            _ => now == value,
+        };
         if let Some(value) = attribute(original, which)
-            && attribute(to, which) != Some(value)
+            && !attribute(to, which).is_some_and(|now| has(now, value))
         {
             // SAFETY: a function of ours. Refused: the launch that needs it fails,
             // and is made whole.
@@ -197,7 +207,12 @@ impl Transformed {
     fn compare(&self, handle: usize) -> bool {
         let before = ATTRIBUTES_SET.load(SeqCst);
         let plain = plain_function(handle);
-        let is_same = |which: &i32| attribute(plain, *which) == attribute(self.function, *which);
+        let is_same = |which: &i32| match *which {
+            FUNC_MAX_DYNAMIC_SHARED => {
+                attribute(plain, *which) == Some(self.shared_max.load(Relaxed))
+            }
+            which => attribute(plain, which) == attribute(self.function, which),
+        };
         let is_alike = self.is_of(plain) || FUNC_SETTABLE.iter().all(is_same);
         self.compared[usize::from(!is_alike)].store(handle, SeqCst);
         // Set meanwhile: `attribute_was_set` has forgotten it, or will, or we do.
@@ -216,28 +231,30 @@ impl Transformed {
         }
     }
 
-    /// See that a launch of `original` may have so much dynamic shared memory, if its
-    /// own form may.
-    pub fn allow_shared(&self, bytes: u32, original: Ptr) {
-        let has = bytes.min(i32::MAX as u32) as i32 <= self.shared_max.load(Relaxed);
-        if has || !self.is_of(original as usize) {
-            return;
+    /// Whether a launch of `original` may have so much dynamic shared memory.
+    pub fn allows_shared(&self, bytes: u32, original: Ptr) -> bool {
+        let has = || bytes.min(i32::MAX as u32) as i32 <= self.shared_max.load(Relaxed);
+        if has() {
+            return true;
         }
         // Set while the transformed form was made.
-        self.copy_from(plain_function(original as usize));
+        if self.is_of(original as usize) {
+            self.copy_from(plain_function(original as usize));
+        }
+        has()
     }
 
     pub(crate) fn copy_from(&self, original: usize) {
         for to in std::iter::once(self.function).chain(self.by_offset.function()) {
             copy_attributes(original, to);
         }
-        self.copied();
+        self.copied(shared_max(original));
     }
 
-    /// Take over what launches need to know of its attributes.
-    pub(crate) fn copied(&self) {
+    /// Take over what launches need to know of the original's attributes, which are its own by now.
+    pub(crate) fn copied(&self, shared_max: i32) {
+        self.shared_max.store(shared_max, Relaxed);
         let of = |which| attribute(self.function, which).unwrap_or(0);
-        self.shared_max.store(of(FUNC_MAX_DYNAMIC_SHARED), Relaxed);
         for (dimension, which) in self.required_cluster.iter().zip(FUNC_REQUIRED_CLUSTER) {
             dimension.store(of(which), Relaxed);
         }

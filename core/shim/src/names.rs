@@ -499,8 +499,7 @@ pub unsafe fn func_set_attribute(
     value: c_int,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(function, attribute, value) };
-    set(result, function)
+    set(function, || unsafe { real(function, attribute, value) })
 }
 
 /// `cuKernelSetAttribute`: likewise.
@@ -516,15 +515,21 @@ pub unsafe fn kernel_set_attribute(
     device: c_int,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { real(attribute, value, kernel, device) };
-    set(result, kernel)
+    set(kernel, || unsafe { real(attribute, value, kernel, device) })
 }
 
-fn set(result: CuResult, function: Ptr) -> CuResult {
-    if result == SUCCESS && settings::is_enabled() {
-        prepare::attribute_set(function);
+/// Not while another thread launches in parts, which had all of what it had at first.
+fn set(function: Ptr, call: impl FnOnce() -> CuResult) -> CuResult {
+    if !settings::is_enabled() {
+        return call();
     }
-    result
+    quiesce::while_open_unjoined(|| {
+        let result = call();
+        if result == SUCCESS {
+            prepare::attribute_set(function);
+        }
+        result
+    })
 }
 
 /// As if the program had loaded a module of an unknown image.

@@ -488,7 +488,6 @@ pub fn through_shared(
 
 #[test]
 fn more_shared_memory_than_the_default() {
-    const MAX_DYNAMIC: i32 = 8;
     const BYTES: u32 = 96 << 10;
     both(
         more_shared_memory_than_the_default,
@@ -499,16 +498,16 @@ fn more_shared_memory_than_the_default() {
             let launch =
                 |bytes: u32, at: u64| through_shared(device, f, 8, bytes, (data, at), null_mut());
             // Set before its transformed form is made, and after.
-            // SAFETY: a function of ours.
-            ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, 64 << 10) });
+            device.allow(f, 64 << 10);
             device.warm_up_with(|| ok(launch(64 << 10, 0)));
             assert_eq!(crate::program::ask("go"), "on");
             ok(launch(64 << 10, (64 << 10) - 4));
-            // SAFETY: as above.
-            ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, BYTES as i32) });
+            device.allow(f, BYTES);
             ok(launch(BYTES, at));
             assert_eq!(device.read(data, 8), (7..15).collect::<Vec<u32>>());
             assert_ne!(launch(BYTES + 1, at), 0, "the original's bound holds");
+            device.allow(f, 64 << 10);
+            assert_ne!(launch(BYTES, at), 0, "and is lowered");
         },
         |core| {
             core.warm_up("through_shared");
@@ -517,7 +516,7 @@ fn more_shared_memory_than_the_default() {
             core.say("on");
             core.ends(0);
             let c = core.counters();
-            assert_eq!((c.preemptible.load(SeqCst), c.degraded.load(SeqCst)), (2, 1));
+            assert_eq!((c.preemptible.load(SeqCst), c.degraded.load(SeqCst)), (2, 2));
         },
     );
 }
@@ -525,7 +524,6 @@ fn more_shared_memory_than_the_default() {
 /// The forms of one image serve both loads of it, as long as the attributes of their functions are the same.
 #[test]
 fn a_second_load_of_an_image_keeps_its_own_attributes() {
-    const MAX_DYNAMIC: i32 = 8;
     const LESS: u32 = 64 << 10;
     const MORE: u32 = 96 << 10;
     both(
@@ -536,11 +534,7 @@ fn a_second_load_of_an_image_keeps_its_own_attributes() {
             device.reload();
             let (second, data, at) = (device.function("through_shared"), device.memory(8), 0_u64);
             let launch = |f, bytes| through_shared(device, f, 8, bytes, (data, at), null_mut());
-            let allow = |f, bytes: u32| {
-                // SAFETY: a function of ours.
-                ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, bytes as i32) });
-            };
-            allow(first, LESS);
+            device.allow(first, LESS);
             device.warm_up_with(|| ok(launch(first, LESS)));
             let is_transformed = |f, bytes| {
                 let before: u32 = crate::program::ask("count").parse().unwrap();
@@ -550,13 +544,13 @@ fn a_second_load_of_an_image_keeps_its_own_attributes() {
             assert!(is_transformed(first, LESS));
             assert_ne!(launch(second, LESS), 0, "it may not have so much");
             assert!(!is_transformed(second, 4 << 10), "it has another bound");
-            allow(second, LESS);
+            device.allow(second, LESS);
             assert!(is_transformed(second, LESS), "the same bound");
             assert!(is_transformed(second, LESS));
-            allow(second, MORE);
+            device.allow(second, MORE);
             assert!(!is_transformed(second, MORE));
             assert_ne!(launch(first, MORE), 0, "the first may not have more for that");
-            allow(first, MORE);
+            device.allow(first, MORE);
             assert!(is_transformed(first, MORE) && is_transformed(second, MORE));
         },
         |core| {

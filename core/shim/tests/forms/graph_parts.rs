@@ -119,7 +119,6 @@ fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() 
 /// An exec keeps what its kernels might have when it was made; a launch by itself would be refused, behind parts that ran.
 #[test]
 fn a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it() {
-    const MAX_DYNAMIC: i32 = 8;
     const MORE: u32 = 96 << 10;
     const LESS: u32 = 64 << 10;
     both(
@@ -129,15 +128,11 @@ fn a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it() {
             let f = device.function("through_shared");
             let (data, sum, stream) =
                 (device.memory(BLOCKS as usize), device.memory(1), device.stream(1));
-            let allow = |bytes: u32| {
-                // SAFETY: a function of ours.
-                ok(unsafe { (device.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, bytes as i32) });
-            };
             let launch_with = |bytes: u32, stream| {
                 let at = u64::from(bytes) - 4;
                 ok(through_shared(device, f, BLOCKS, bytes, (data, at), stream));
             };
-            allow(MORE);
+            device.allow(f, MORE);
             device.warm_up_with(|| launch_with(MORE, null_mut()));
             device.sync(null_mut());
             let exec = recorded(device, stream, || {
@@ -147,7 +142,7 @@ fn a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it() {
                 }
             });
             for bytes in [MORE, LESS, MORE] {
-                allow(bytes);
+                device.allow(f, bytes);
                 launch_with(bytes, stream);
                 device.sync(stream);
                 device.set(sum, 0, 1);

@@ -404,6 +404,17 @@ impl Device {
 
     /// Launch with these parameters, each 8 bytes wide at most.
     pub fn launch(&self, f: Ptr, grid: [u32; 3], threads: u32, stream: Ptr, params: &[u64]) -> i32 {
+        self.launch_with(f, (grid, threads, 0), stream, params)
+    }
+
+    /// The same with so many bytes of dynamic shared memory.
+    pub fn launch_with(
+        &self,
+        f: Ptr,
+        (grid, threads, bytes): ([u32; 3], u32, u32),
+        stream: Ptr,
+        params: &[u64],
+    ) -> i32 {
         let mut params: Vec<Ptr> =
             params.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
         let [x, y, z] = grid;
@@ -411,7 +422,14 @@ impl Device {
         let launch = self.cuda.cuLaunchKernel;
         // SAFETY: a function, a stream and parameters of ours; little-endian, so that the first
         // bytes of each are a narrower parameter's value.
-        unsafe { launch(f, x, y, z, threads, 1, 1, 0, stream, params.as_mut_ptr(), null_mut()) }
+        unsafe { launch(f, x, y, z, threads, 1, 1, bytes, stream, params.as_mut_ptr(), null_mut()) }
+    }
+
+    /// So much dynamic shared memory may launches of a function have.
+    pub fn allow(&self, f: Ptr, bytes: u32) {
+        const MAX_DYNAMIC: i32 = 8;
+        // SAFETY: a function of ours.
+        ok(unsafe { (self.cuda.cuFuncSetAttribute)(f, MAX_DYNAMIC, bytes as i32) });
     }
 
     pub fn step(&self, cells: &Cells, grid: [u32; 3], stream: Ptr, k: u32, work: u32) {

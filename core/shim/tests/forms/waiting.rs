@@ -20,17 +20,20 @@ const ROUNDS_MAX: usize = 50;
 
 /// A launch of `unseen`, whose first block waits for its last one, and what follows it.
 fn stuck(device: &mut Device) {
-    stuck_while(device, |_| ());
+    stuck_while(device, 0, |_| ());
 }
 
 /// The same; `then` comes once its last blocks may run.
-fn stuck_while(device: &mut Device, then: fn(&Device)) {
+fn stuck_while(device: &mut Device, shared_bytes: u32, then: fn(&Device)) {
     let (words, blocks) = (device.words(), device.crowd);
     let later = device.function("unseen");
     let at = words.as_ptr() as u64;
     let launch = |cells: &Cells, stream| {
         let params = [cells.data, cells.counts, at];
-        ok(device.launch(later, [blocks, 1, 1], 1, stream, &params));
+        if shared_bytes > 0 {
+            device.allow(later, shared_bytes);
+        }
+        ok(device.launch_with(later, ([blocks, 1, 1], 1, shared_bytes), stream, &params));
     };
     device.warm_up_with(|| {
         words[1].store(1, SeqCst);
@@ -143,6 +146,19 @@ fn a_preemptible_launch_that_is_stuck_is_helped_once() {
     });
 }
 
+/// Its rest has what it began with, whatever later launches may have.
+#[test]
+fn a_stuck_launch_is_helped_although_its_kernel_may_have_less_memory_since() {
+    both(
+        a_stuck_launch_is_helped_although_its_kernel_may_have_less_memory_since,
+        &impatient(),
+        |device| {
+            stuck_while(device, 64 << 10, |device| device.allow(device.function("unseen"), 1 << 10))
+        },
+        |core| helped_once(core, Answer::Preemptible(4_000), false),
+    );
+}
+
 #[test]
 fn it_is_helped_although_nobody_asks_any_more() {
     both(
@@ -213,7 +229,7 @@ fn a_call_in_which_launches_wait_lets_what_is_stuck_be_helped_first() {
             a_call_in_which_launches_wait_lets_what_is_stuck_be_helped_first,
             &impatient(),
             |device| {
-                stuck_while(device, |device| {
+                stuck_while(device, 0, |device| {
                     let spare = device.memory(1);
                     // SAFETY: memory of ours, not used again.
                     ok(unsafe { (device.cuda.cuMemFree_v2)(spare) });
