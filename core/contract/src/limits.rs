@@ -321,6 +321,8 @@ limits! {
         PASS_MARKS_CLIENT_MAX: usize = 32, Count;
         /// Threads that one pass wakes of all clients of one user, and system calls that it needs for that.
         PASS_WAKES_USER_MAX: u32 = 12, Count;
+        /// CPU time of a policy in one pass of the dispatch thread, about. The rest is done in later passes.
+        PASS_POLICY_MS: u64 = 20, Ms;
         /// Time that a registration beyond `admission.user_joins_per_s` waits before it is refused.
         JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.

@@ -179,6 +179,17 @@ impl Policy for Loaded {
         }
     }
 
+    fn begin_pass(&mut self) {
+        if let Rule::Wasm(policy) = &mut self.rule {
+            policy.begin_pass();
+        }
+    }
+
+    #[inline]
+    fn is_over_time(&self) -> bool {
+        matches!(&self.rule, Rule::Wasm(policy) if policy.is_over_time())
+    }
+
     fn start(&mut self, context: &mut Context) {
         match &mut self.rule {
             Rule::Wasm(policy) => policy.start(context),

@@ -400,6 +400,13 @@ impl<P: Policy> Engine<P> {
     pub fn begin_pass(&mut self) {
         self.pass += 1;
         self.pass_offers = offer::OFFERS_MAX_ALL;
+        self.policy.begin_pass();
+    }
+
+    /// The policy took so long in this pass that inputs should wait for the next one.
+    #[inline]
+    pub fn is_over_time(&self) -> bool {
+        self.pass > 0 && self.policy.is_over_time()
     }
 
     /// Time has passed: fire timers, offer what was held until now.
@@ -407,7 +414,7 @@ impl<P: Policy> Engine<P> {
         self.carry_out(now_ns, out);
         let mut fired = 0;
         while let Some(&std::cmp::Reverse((due, token))) = self.timer_heap.peek() {
-            if due > now_ns || fired == TIMERS_TICK_MAX {
+            if due > now_ns || fired == TIMERS_TICK_MAX || self.is_over_time() {
                 break;
             }
             self.timer_heap.pop();

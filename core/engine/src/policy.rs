@@ -35,6 +35,14 @@ pub trait Policy {
         Subscriptions::NONE
     }
 
+    /// A pass of the caller's begins ([`Engine::begin_pass`](crate::Engine::begin_pass)).
+    fn begin_pass(&mut self) {}
+
+    /// Calls in this pass took so long that all that can is to wait for the next one.
+    fn is_over_time(&self) -> bool {
+        false
+    }
+
     /// Called once, when the engine makes the policy the active one: the place to hand
     /// over what it wanted done while it was being loaded.
     fn start(&mut self, context: &mut Context) {
@@ -65,6 +73,14 @@ pub trait Policy {
 impl<P: Policy + ?Sized> Policy for Box<P> {
     fn subscriptions(&self) -> Subscriptions {
         (**self).subscriptions()
+    }
+
+    fn begin_pass(&mut self) {
+        (**self).begin_pass();
+    }
+
+    fn is_over_time(&self) -> bool {
+        (**self).is_over_time()
     }
 
     fn start(&mut self, context: &mut Context) {

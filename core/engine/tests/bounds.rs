@@ -45,6 +45,50 @@ fn launches_that_end_at_once_are_dealt_with_in_parts_and_none_is_lost() {
 }
 
 #[test]
+fn a_policy_over_its_time_is_called_again_in_the_next_pass_and_nothing_is_lost() {
+    const CALLS_MAX: usize = 5;
+    const LAUNCHES: u64 = 200;
+    let script = Script { calls_max: CALLS_MAX, ..Script::default() };
+    let seen = script.seen.clone();
+    let (mut e, mut out) = (engine(script, 2), Vec::new());
+    let kernel = e.intern(&key("k"));
+    let calls = || {
+        let seen = seen.lock().unwrap();
+        seen.launches.len() + seen.events.len()
+    };
+    let joined = calls();
+    let mut passes = 0;
+    let mut pass = |e: &mut Engine| {
+        e.begin_pass();
+        passes += 1;
+        assert!(passes < 10 * LAUNCHES, "none is left behind");
+    };
+    // Decisions: as many as it has time for, the rest when the engine asks for another pass.
+    pass(&mut e);
+    for ticket in 0..LAUNCHES {
+        e.submitted(1_000, 1, submission(ticket, kernel), &mut out);
+    }
+    while granted(&out, 1) != Some(LAUNCHES) {
+        assert_eq!(e.next_deadline_ns(), Some(0));
+        let before = calls();
+        pass(&mut e);
+        e.tick(1_000, &mut out);
+        assert!((1..=CALLS_MAX).contains(&(calls() - before)));
+    }
+    // Ends of launches, which are told in parts.
+    let (mut ended, mut is_all) = (0, false);
+    while !is_all {
+        let before = calls();
+        pass(&mut e);
+        let told = e.progress_some(4_000_000, 1, 0, LAUNCHES as u32, None, 256, &mut out);
+        assert!((1..2 * CALLS_MAX).contains(&(calls() - before)), "{}", calls() - before);
+        assert!(e.is_over_time() || told.is_all);
+        (ended, is_all) = (ended + told.ended, told.is_all);
+    }
+    assert_eq!((ended as u64, calls() - joined), (LAUNCHES, 2 * LAUNCHES as usize));
+}
+
+#[test]
 fn what_waits_is_granted_in_turns() {
     const CLIENTS: u32 = 12;
     const WAITING: u64 = 200;

@@ -84,6 +84,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Between two looks at how long a call takes: a call is stopped at most half as late as it may last.
+    pub(crate) fn tick_ms(&self) -> u64 {
+        (self.call_cpu_ms_max / 2).clamp(1, 50)
+    }
+
     /// Limits of the process that compiles a component.
     pub(crate) fn compiling(&self) -> CompileLimits {
         CompileLimits {

@@ -22,6 +22,7 @@ use crate::status::kind_name;
 use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
 use std::time::Instant;
 use tally_contract::capability::Capability;
+use tally_contract::limits::PASS_POLICY_MS;
 use tally_engine::policy::{
     Answer, Class, Command, Context, Decision, Event, Fault, FaultKind, Launch, Policy,
     Subscriptions,
@@ -29,6 +30,9 @@ use tally_engine::policy::{
 
 /// Fuel that a new instance may use beyond twice what the first one did.
 const RESPAWN_FUEL_SPARE: u64 = 100_000;
+
+/// What cannot wait for the next pass, such as that clients are there, may take so many times the time of a policy in one.
+const OVERDUE: u64 = 25;
 
 /// Said of a policy that would not let high priority run.
 const NOT_ITS_TO_CHANGE: &str = "answered something else than run for a high-priority launch \
@@ -63,6 +67,9 @@ pub struct WasmPolicy {
     last_fault: Option<LastFault>,
     respawns: u64,
     told: Told,
+    /// Calls of this pass of the engine's during which the epoch advanced; each is a tick or more, on average.
+    long_calls: u64,
+    long_calls_max: u64,
     /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
     mute: bool,
 }
@@ -118,6 +125,8 @@ impl WasmPolicy {
             last_fault: None,
             respawns: 0,
             told: Told::default(),
+            long_calls: 0,
+            long_calls_max: (PASS_POLICY_MS / limits.tick_ms()).max(1),
             mute: false,
         })
     }
@@ -239,12 +248,17 @@ impl WasmPolicy {
         joining: Option<u32>,
         call: impl FnOnce(&Exports, &mut wasmtime::Store<HostState>) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
+        if self.long_calls >= OVERDUE.saturating_mul(self.long_calls_max) {
+            return Err(self.overdue(now_ns));
+        }
         if self.live.is_none() || !self.started {
             self.prepare(now_ns, context, joining)?;
         }
         let Some(live) = &mut self.live else { return Err(disabled()) };
         let commands = context.commands.list().len();
-        match live.call(self.call_budget, now_ns, context, call) {
+        let answer = live.call(self.call_budget, now_ns, context, call);
+        self.long_calls += u64::from(live.state().cpu.is_long());
+        match answer {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 // What it asked for before it failed is not done.
@@ -337,6 +351,15 @@ impl WasmPolicy {
     }
 
     #[cold]
+    fn overdue(&mut self, now_ns: u64) -> Fault {
+        let message = format!(
+            "its calls in one pass of the core took more than {} ms together",
+            OVERDUE * PASS_POLICY_MS
+        );
+        self.note(Fault { kind: FaultKind::Overrun, message }, now_ns)
+    }
+
+    #[cold]
     fn nonsense(&mut self, message: &str, now_ns: u64) -> Fault {
         let fault = Fault { kind: FaultKind::Nonsense, message: message.into() };
         let fault = self.note(fault, now_ns);
@@ -389,6 +412,15 @@ impl WasmPolicy {
 }
 
 impl Policy for WasmPolicy {
+    fn begin_pass(&mut self) {
+        self.long_calls = 0;
+    }
+
+    #[inline]
+    fn is_over_time(&self) -> bool {
+        self.long_calls >= self.long_calls_max
+    }
+
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         self.note(fault.clone(), now_ns);
         if self.is_disabled() {

@@ -66,9 +66,7 @@ impl PolicyHost {
         let engine = Engine::new(&settings(&limits)).map_err(wrong)?;
         let mut linker = Linker::new(&engine);
         Provided::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(wrong)?;
-        // A call is stopped at most half as late as it may last.
-        let tick_ms = (limits.call_cpu_ms_max / 2).clamp(1, 50);
-        let ticker = Ticker::start(&engine, Duration::from_millis(tick_ms))
+        let ticker = Ticker::start(&engine, Duration::from_millis(limits.tick_ms()))
             .map_err(|error| HostError::Engine(error.to_string()))?;
         let (granted, trust) = (Capabilities::NONE, Trust::default());
         let (ticker, remembered) = (Arc::new(ticker), Mutex::default());

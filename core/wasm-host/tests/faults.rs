@@ -96,6 +96,35 @@ fn cpu_time_is_bounded_where_fuel_is_not_and_each_overrun_is_a_fault() {
     assert!(bench.policy.is_disabled());
 }
 
+/// Each call is within its limits, all of them together are not: the rest waits for the next pass, and what cannot wait
+/// is refused in the end.
+#[test]
+fn calls_that_take_long_together_have_no_time_left_in_this_pass() {
+    // 20 ms of a policy in a pass are less than one tick of these limits.
+    let limits = Limits { decide_fuel: u64::MAX, call_cpu_ms_max: 10_000, ..limits() };
+    let mut bench = Bench::new(chaos_with(limits, "").unwrap());
+    bench.policy.begin_pass();
+    assert!(!bench.policy.is_over_time());
+    let until_over = |bench: &mut Bench| {
+        (0..100_000).any(|_| bench.decide(kernel::THINK).is_err() || bench.policy.is_over_time())
+            && bench.policy.is_over_time()
+    };
+    for _ in 0..2 {
+        assert!(until_over(&mut bench));
+        bench.policy.begin_pass();
+        assert!(!bench.policy.is_over_time(), "each pass has its own time");
+    }
+    let fault = (0..100_000).find_map(|_| bench.decide(kernel::THINK).err()).unwrap();
+    assert_eq!(fault.kind, FaultKind::Overrun);
+    assert!(
+        fault.message.contains("in one pass of the core took more than 500 ms"),
+        "{}",
+        fault.message
+    );
+    bench.policy.begin_pass();
+    assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
+}
+
 /// Waits for the first lines of the log, as a thread does that is not scheduled: the call's clock is first read after the
 /// first. Not for all 64, for waking up takes CPU time.
 #[derive(Default)]

@@ -217,7 +217,7 @@ impl DispatchClient {
     ) -> bool {
         // Before the units: they begin before it is busy, and end before it is idle.
         self.says_busy = self.link.region.activity.busy_streams.load(SeqCst) != 0;
-        let has_more = self.poll_units(now_ns, share, engine, out);
+        let has_more = engine.is_over_time() || self.poll_units(now_ns, share, engine, out);
         let a = &self.link.region.activity;
         let periods = a.busy_periods.load(Acquire);
         let launches = self.launches.look(now_ns, &self.link.region.counters);

@@ -55,7 +55,7 @@ impl Dispatch {
             let share = c.left(self.turns, self.share);
             let (stall_ns, engine) = (self.settings.high_stall_ns, &mut self.engine);
             active |= c.poll_activity(now, share, stall_ns, engine, &mut self.actions);
-            if share.marks == 0 && c.has_more_units() {
+            if self.engine.is_over_time() || share.marks == 0 && c.has_more_units() {
                 self.order.marks.skip(c.id());
             }
         }
@@ -85,7 +85,8 @@ impl Dispatch {
                 continue;
             }
             let share = c.left(self.turns, self.share);
-            if share.completions == 0 {
+            if share.completions == 0 || self.engine.is_over_time() {
+                active |= self.engine.is_over_time();
                 self.order.completions.skip(c.id());
                 continue;
             }

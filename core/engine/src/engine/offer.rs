@@ -123,7 +123,8 @@ impl<P: Policy> Engine<P> {
         if !is_granted && !again && c.hold_until_ns > now_ns {
             return false;
         }
-        if !may_offer(c, self.pass, &mut self.pass_offers) {
+        let is_over_time = self.pass > 0 && self.policy.is_over_time();
+        if is_over_time || !may_offer(c, self.pass, &mut self.pass_offers) {
             self.offers_left = true;
             return false;
         }

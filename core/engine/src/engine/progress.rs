@@ -6,6 +6,8 @@ use crate::policy::{Class, ClientId, Completion, Event, Form, NO_KERNEL, Policy,
 
 /// Launches looked at beyond those that one call may end. Those that are done share the time; a client may have thousands.
 const LOOKED_AHEAD: usize = 256;
+/// Launches that end before it is looked at how long a policy took that is told of them.
+const TOLD_AT_ONCE: usize = 4;
 
 /// Result of one [`Engine::progress_some`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +34,35 @@ impl<P: Policy> Engine<P> {
         self.progress_some(now_ns, client, stream, word, measured, usize::MAX, out);
     }
 
-    /// The same for at most `most` launches; call again with the same word for the others.
+    /// The same for at most `most` launches, and fewer if the policy is over its time
+    /// ([`Engine::is_over_time`]); call again with the same word for the others.
     #[expect(clippy::too_many_arguments, reason = "one event of a client's")]
     pub fn progress_some(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        stream: u32,
+        word: u32,
+        measured: Option<Measured>,
+        most: usize,
+        out: &mut Vec<Action>,
+    ) -> Progress {
+        let mut sum = Progress { ended: 0, is_all: false };
+        let tells = self.pass > 0 && self.policy.subscriptions().has(Subscriptions::COMPLETIONS);
+        let at_once = if tells { TOLD_AT_ONCE } else { usize::MAX };
+        while sum.ended < most && !self.is_over_time() {
+            let most = at_once.min(most - sum.ended);
+            let one = self.end_some(now_ns, client, stream, word, measured, most, out);
+            sum = Progress { ended: sum.ended + one.ended, ..one };
+            if one.is_all || one.ended < most {
+                break;
+            }
+        }
+        sum
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one event of a client's")]
+    fn end_some(
         &mut self,
         now_ns: u64,
         client: ClientId,

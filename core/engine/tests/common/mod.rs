@@ -16,6 +16,9 @@ pub struct Script {
     pub deaf_to: Subscriptions,
     pub on_decide: VecDeque<Command>,
     pub on_event: VecDeque<Command>,
+    /// Calls in a pass after which it is over its time; 0: never.
+    pub calls_max: usize,
+    pub calls: usize,
     pub seen: Arc<Mutex<Seen>>,
 }
 
@@ -26,11 +29,20 @@ pub struct Seen {
 }
 
 impl Policy for Script {
+    fn begin_pass(&mut self) {
+        self.calls = 0;
+    }
+
+    fn is_over_time(&self) -> bool {
+        self.calls_max > 0 && self.calls >= self.calls_max
+    }
+
     fn subscriptions(&self) -> Subscriptions {
         Subscriptions::ALL.without(self.deaf_to)
     }
 
     fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        self.calls += 1;
         self.seen.lock().unwrap().launches.push(*launch);
         for c in self.on_decide.drain(..) {
             context.commands.push(c);
@@ -40,6 +52,7 @@ impl Policy for Script {
     }
 
     fn on_event(&mut self, _: u64, event: &Event, context: &mut Context) -> Result<(), Fault> {
+        self.calls += 1;
         self.seen.lock().unwrap().events.push(event.clone());
         for c in self.on_event.drain(..) {
             context.commands.push(c);

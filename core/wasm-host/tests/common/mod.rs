@@ -54,6 +54,8 @@ pub mod kernel {
     pub const COMMANDS_AND_TRAP: u32 = 35;
     pub const LOG_LONG: u32 = 50;
     pub const CLIENTS_FOREVER: u32 = 51;
+    /// Takes some milliseconds, and far more fuel than is usual.
+    pub const THINK: u32 = 52;
 }
 
 /// What `chaos` asks for on `COMMANDS`, and in `init` configured with `ask`.

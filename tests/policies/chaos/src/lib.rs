@@ -264,6 +264,7 @@ fn misbehave(how: u64) {
         51 => loop {
             black_box(host::clients());
         },
+        52 => think(5_000_000),
         _ => {}
     }
 }

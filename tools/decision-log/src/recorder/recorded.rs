@@ -105,6 +105,15 @@ impl<P: Policy + Described> Policy for Recorded<P> {
         if self.recorder.wants_completions() { own.and(Subscriptions::COMPLETIONS) } else { own }
     }
 
+    fn begin_pass(&mut self) {
+        self.policy.begin_pass();
+    }
+
+    #[inline]
+    fn is_over_time(&self) -> bool {
+        self.policy.is_over_time()
+    }
+
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         if self.recorder.is_on() {
             let inner = &mut *self.recorder.lock();
