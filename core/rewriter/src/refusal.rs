@@ -57,7 +57,7 @@ pub enum TransformRefusal {
     AttributesDiffer = 24,
     /// The image's bytes were not kept, or are not there any more.
     ImageGone = 25,
-    /// Launched in a way that cannot be repeated with one more parameter.
+    /// Launched in a way that cannot be repeated with one more parameter, or it asks which launch it is of.
     LaunchForm = 26,
     /// A kernel with known results computed others on this GPU when it was transformed.
     ResultsDiffer = 27,

@@ -53,6 +53,16 @@ PROBE = """.version VERSION
     st.global.u32 [%d1+4], %r2;
     ret;
 }
+.visible .entry launch(.param .u64 out)
+{
+    .reg .b64 %d<4>;
+    ld.param.u64 %d1, [out];
+    mov.u64 %d2, %gridid;
+    mov.u64 %d3, %current_graph_exec;
+    st.global.u64 [%d1], %d2;
+    st.global.u64 [%d1+8], %d3;
+    ret;
+}
 .visible .entry constants(.param .u64 out)
 {
     .reg .b64 %d<4>;
@@ -220,6 +230,8 @@ def bake(arch):
         "registers": next(struct.unpack("<II", v)[1] for a, v in cubin.info(".nv.info") if a == REGCOUNT),
         "parameter_base": next(struct.unpack("<IHH", v)[1] for a, v in info if a == INFO["param_cbank"]),
         "grid_words": words(empty, "grid"),
+        # Of eight bytes each.
+        "launch_words": sorted({half for word in words(empty, "launch") for half in (word & ~7, word | 4)}),
         "constant_words": words(empty, "constants"),
     }
 

@@ -253,7 +253,8 @@ fn clusters_are_transformed_whole_or_not_at_all() {
     assert_eq!(of(".blocksareclusters .reqntid 32", ""), [Err(ClusterShape); 2]);
     assert_eq!(of("", "mov.u32 %r1, %cluster_ctaid.x;"), [Ok(None), Err(ClusterShape)]);
     assert_eq!(of("", "mov.u32 %r1, %clusterid.x;"), [Ok(None), Err(ClusterShape)]);
-    assert_eq!(of("", "mov.u64 %r1, %gridid;"), [Ok(None), Err(LaunchForm)]);
+    assert_eq!(of("", "mov.u64 %r1, %gridid;"), [Err(LaunchForm); 2]);
+    assert_eq!(of("", "mov.u64 %r1, %current_graph_exec;"), [Err(LaunchForm); 2]);
 }
 
 #[test]

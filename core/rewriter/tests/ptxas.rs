@@ -195,3 +195,31 @@ fn machine_code_that_takes_a_functions_address_is_refused() {
     }
     std::fs::remove_file(&output).unwrap();
 }
+
+/// Each part of a launch would be told another one.
+#[test]
+#[ignore = "needs TALLY_PTXAS"]
+fn machine_code_that_asks_for_its_grid_or_graph_is_refused() {
+    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
+    let name = format!("tally-grids-{}.cubin", std::process::id());
+    let output = std::env::temp_dir().join(name);
+    for (register, is_refused) in
+        [("%gridid", true), ("%current_graph_exec", true), ("%clock64", false)]
+    {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out) {{\n\
+             .reg .b64 %rd<3>; ld.param.u64 %rd1, [out]; mov.u64 %rd2, {register}; st.global.u64 [%rd1], %rd2; ret; }}\n"
+        );
+        for arch in [80, 86, 89, 90] {
+            let target = format!("sm_{arch}");
+            assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
+            let image = std::fs::read(&output).unwrap();
+            for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
+                let refused = cubin::rewrite(&image, form, None).unwrap().refused;
+                let wanted = is_refused.then(|| ("k".to_owned(), TransformRefusal::LaunchForm));
+                assert_eq!(refused, Vec::from_iter(wanted), "{register} {target} {form:?}");
+            }
+        }
+    }
+    std::fs::remove_file(&output).unwrap();
+}

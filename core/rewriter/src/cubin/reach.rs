@@ -198,6 +198,9 @@ impl<'c, 'a> References<'c, 'a> {
                     if self.template.grid_words.contains(&word) {
                         return Err(TransformRefusal::GridSync);
                     }
+                    if self.template.launch_words.contains(&word) {
+                        return Err(TransformRefusal::LaunchForm);
+                    }
                     if self.has_user_constants && self.template.constant_words.contains(&word) {
                         return Err(TransformRefusal::WritableGlobals);
                     }

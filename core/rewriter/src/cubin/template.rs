@@ -38,6 +38,8 @@ pub(super) struct Template {
     pub parameter_base: u32,
     /// Words of bank 0 that only a kernel that synchronises its grid reads (`%envreg1` and 2).
     pub grid_words: &'static [u32],
+    /// Words of bank 0 that are others in each launch of a form (`%gridid`, `%current_graph_exec`).
+    pub launch_words: &'static [u32],
     /// Words of bank 0 with the address that user constants have as ordinary memory.
     pub constant_words: &'static [u32],
 }

@@ -93,6 +93,7 @@ pub(super) static TEMPLATES: [Template; 4] = [
         registers: 10,
         parameter_base: 352,
         grid_words: &[140, 144],
+        launch_words: &[48, 52, 304, 308],
         constant_words: &[80, 84],
     },
     Template {
@@ -183,6 +184,7 @@ pub(super) static TEMPLATES: [Template; 4] = [
         registers: 10,
         parameter_base: 352,
         grid_words: &[140, 144],
+        launch_words: &[48, 52, 304, 308],
         constant_words: &[80, 84],
     },
     Template {
@@ -273,6 +275,7 @@ pub(super) static TEMPLATES: [Template; 4] = [
         registers: 10,
         parameter_base: 352,
         grid_words: &[140, 144],
+        launch_words: &[48, 52, 304, 308],
         constant_words: &[80, 84],
     },
     Template {
@@ -356,6 +359,7 @@ pub(super) static TEMPLATES: [Template; 4] = [
         registers: 12,
         parameter_base: 528,
         grid_words: &[68, 72],
+        launch_words: &[48, 52, 400, 404],
         constant_words: &[208],
     },
 ];

@@ -14,6 +14,7 @@ pub(super) mod fact {
     pub const DEPENDS: u16 = 4;
     /// Reads a special register of clusters.
     pub const CLUSTER: u16 = 8;
+    /// Reads which grid or graph it is of: each part of a launch is another.
     pub const GRID_ID: u16 = 16;
     /// `clusterlaunchcontrol`: takes blocks of its grid that have not started.
     pub const STEALS: u16 = 32;
@@ -228,7 +229,7 @@ impl Facts {
                         && vector == whole,
                 });
             }
-            "%gridid" => self.bits |= fact::GRID_ID,
+            "%gridid" | "%current_graph_exec" => self.bits |= fact::GRID_ID,
             "%smid" | "%nsmid" => self.bits |= fact::SM,
             "%clusterid" | "%nclusterid" | "%is_explicit_cluster" => self.bits |= fact::CLUSTER,
             _ if word.starts_with("%cluster_") => self.bits |= fact::CLUSTER,

@@ -136,6 +136,7 @@ fn by_content(all: u16) -> Option<TransformRefusal> {
         (fact::GRID_SYNC, TransformRefusal::GridSync),
         (fact::DEPENDS, TransformRefusal::ProgrammaticDependence),
         (fact::STEALS, TransformRefusal::LaunchForm),
+        (fact::GRID_ID, TransformRefusal::LaunchForm),
         (fact::GLOBALS, TransformRefusal::WritableGlobals),
         (fact::TAKES_ADDRESS, TransformRefusal::AddressTaken),
     ];
@@ -192,9 +193,6 @@ impl Planner<'_, '_> {
             entry.head.may_cluster || entry.head.cluster.is_some_and(|dims| dims != [1; 3]);
         if clusters || (own | below) & fact::CLUSTER != 0 {
             return Some(TransformRefusal::ClusterShape);
-        }
-        if (own | below) & fact::GRID_ID != 0 {
-            return Some(TransformRefusal::LaunchForm);
         }
         if below & fact::INDEX != 0 {
             return Some(TransformRefusal::IndexInFunction);
