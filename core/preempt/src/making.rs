@@ -12,7 +12,9 @@ use crate::jobs::{Failed, Job, Task, is_lost, with_function};
 use crate::kernels::{KERNELS, publish};
 use crate::lock::Locked;
 use crate::offset::OffsetForm;
-use crate::transformed::{Transformed, attribute, copy_attributes, plain_function, shared_max};
+use crate::transformed::{
+    Transformed, attribute, attributes_set, copy_attributes, plain_function, shared_max,
+};
 use crate::{disk_cache, flag, gate, proof, watch};
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -275,6 +277,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
             why => Failed::For(why),
         })?;
         bring_in(function.handle);
+        let attributes_at = attributes_set();
         let original = with_function(job, || {
             let original = plain_function(job.function);
             for which in FUNC_COMPARED {
@@ -284,13 +287,13 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
                 }
             }
             copy_attributes(original, function.handle);
-            Ok((original, shared_max(original)))
+            Ok((original, shared_max(original), attributes_at))
         });
         let original = original.ok_or(Failed::Unloaded)??;
         launch_empty(job, &function);
         Ok::<_, Failed>((function, original))
     });
-    let (function, (original, shared_max)) = made.ok_or(Failed::Busy)??;
+    let (function, (original, shared_max, attributes_at)) = made.ok_or(Failed::Busy)??;
     if is_lost() {
         return Err(Failed::Unloaded);
     }
@@ -309,6 +312,7 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
         cluster: kernel.cluster,
         originals: [job.function, original].map(AtomicUsize::new),
         shared_max: AtomicI32::new(0),
+        attributes_at,
         compared: Default::default(),
         required_cluster: Default::default(),
         wanted_blocks: job.blocks,
@@ -332,6 +336,12 @@ pub(crate) fn prepared(index: usize, transformed: Transformed) {
     if !is_as_loaded() {
         kernel.transformed.store(std::ptr::null_mut(), SeqCst);
         return publish(index, transform_state::UNKNOWN, 0);
+    }
+    // Set meanwhile: whoever did has not found the form.
+    if let Some(transformed) = kernel.transformed()
+        && transformed.attributes_at != attributes_set()
+    {
+        transformed.make_stale();
     }
     publish(index, transform_state::READY, detail);
     if !is_as_loaded() || kernel.transformed().is_none() {

@@ -192,12 +192,21 @@ fn prepare_offset(index: usize, launch: &KernelArguments, transformed: &Transfor
 
 /// The program set an attribute of a function: its transformed form gets it, too.
 pub fn attribute_set(function: Ptr) {
+    // A form that is being made may have been given what was set before.
+    transformed::attribute_was_set(kernels::all_transformed());
+    if kernels::all_transformed().next().is_none() {
+        return;
+    }
     // Only this handle is known to live.
-    let plain = plain_function(function as usize);
+    let (plain, context) = (plain_function(function as usize), driver().current_context());
     for transformed in kernels::all_transformed() {
         let of = transformed.originals.each_ref().map(|o| o.load(Relaxed));
         if of.contains(&(function as usize)) || of.contains(&plain) {
-            transformed.copy_from(plain);
+            // A kernel has another function in each context.
+            match transformed.context == context {
+                true => transformed.copy_from(plain),
+                false => transformed.make_stale(),
+            }
         }
     }
     transformed::attribute_was_set(kernels::all_transformed());

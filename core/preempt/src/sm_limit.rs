@@ -25,7 +25,7 @@ use crate::prepare::{self, BACKLOG_MAX};
 use crate::{joins, kernels, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
@@ -81,6 +81,7 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
     if CONTEXT.load(Acquire) != context {
         if is_primary(context) && !TRIED.swap(true, SeqCst) {
             MAKE_IN.store(context, SeqCst);
+            MAKERS.fetch_add(1, SeqCst);
             host().spawn("tally-sm-limit", false, make);
         }
         return 0;
@@ -124,16 +125,22 @@ pub fn ended(slot: usize, number: u32) {
 }
 
 static MAKE_IN: AtomicUsize = AtomicUsize::new(0);
+/// Makers so far. One that naps gives way to a later one: a context may end and another have its handle.
+static MAKERS: AtomicU32 = AtomicU32::new(0);
 
 fn make() {
     driver().relax_thread();
+    let me = MAKERS.load(SeqCst);
     let context = MAKE_IN.load(SeqCst);
     let mut retry = RETRY[0];
     loop {
         {
             let _alive = ALIVE.lock();
             if host().is_exiting()
+                || context == 0
                 || MAKE_IN.load(SeqCst) != context
+                || MAKERS.load(SeqCst) != me
+                || CONTEXT.load(SeqCst) == context
                 || is_closing(context)
                 || make_now(context)
             {
@@ -173,10 +180,48 @@ fn make_pool(
     context: usize,
     reserves: &[u32],
 ) -> Result<(Vec<GreenContext>, Vec<usize>), CuResult> {
+    let (mut contexts, mut events) = (Vec::new(), Vec::new());
+    let made = fill_pool(context, reserves, &mut contexts, &mut events);
+    if let Err(error) = made {
+        // They would keep the primary context for ever.
+        destroy(contexts, events);
+        return Err(error);
+    }
+    contexts.sort_by_key(|w| w.sms);
+    Ok((contexts, events))
+}
+
+/// Contexts in which nothing is launched any more, and events that nobody will wait for.
+fn destroy(contexts: Vec<GreenContext>, events: Vec<usize>) {
+    let d = driver();
+    for event in events {
+        if let Some(destroy) = d.event_destroy {
+            // SAFETY: an event of ours.
+            d.relaxed(|| unsafe { destroy(event as Ptr) });
+        }
+    }
+    for green_context in contexts {
+        for (_, stream) in green_context.streams.iter().flatten() {
+            if let Some(destroy) = d.stream_destroy {
+                // SAFETY: a stream of ours; what is in it goes on.
+                d.relaxed(|| unsafe { destroy(*stream as Ptr) });
+            }
+        }
+        if let Some(destroy) = d.green_destroy {
+            // SAFETY: a green context of ours, in which nothing is launched any more.
+            d.relaxed(|| unsafe { destroy(green_context.green as Ptr) });
+        }
+    }
+}
+
+fn fill_pool(
+    context: usize,
+    reserves: &[u32],
+    contexts: &mut Vec<GreenContext>,
+    events: &mut Vec<usize>,
+) -> Result<(), CuResult> {
     let d = driver();
     let check = |r: CuResult| if r == SUCCESS { Ok(()) } else { Err(r) };
-    let mut contexts = Vec::new();
-    let mut events = Vec::new();
     let mut device = 0;
     // SAFETY: valid out-pointers throughout; the context lives while `ALIVE` is held.
     unsafe {
@@ -211,8 +256,7 @@ fn make_pool(
             events.push(event as usize);
         }
     }
-    contexts.sort_by_key(|w| w.sms);
-    Ok((contexts, events))
+    Ok(())
 }
 
 /// The next event of [`EVENTS`].
@@ -335,32 +379,25 @@ pub fn leave_context() {
 /// Should it not be the last, they are made anew. `wait_out` returns once nobody asks for their streams.
 pub fn give_up(context: usize, wait_out: impl FnOnce()) {
     let _alive = ALIVE.lock();
+    if MAKE_IN.load(SeqCst) == context {
+        // One that naps makes none any more: the program's next launch begins anew.
+        MAKE_IN.store(0, SeqCst);
+        TRIED.store(false, SeqCst);
+    }
     if CONTEXT.load(Acquire) != context {
         return;
     }
     CONTEXT.store(0, Release);
     joins::forget(context);
     wait_out();
-    let contexts = POOL.with(|pool| std::mem::take(&mut pool.contexts));
-    let d = driver();
-    for green_context in contexts {
-        for (_, stream) in green_context.streams.iter().flatten() {
-            if let Some(destroy) = d.stream_destroy {
-                // SAFETY: a stream of ours; what is in it goes on.
-                d.relaxed(|| unsafe { destroy(*stream as Ptr) });
-            }
-        }
-        if let Some(destroy) = d.green_destroy {
-            // SAFETY: a green context of ours, in which nothing is launched any more.
-            d.relaxed(|| unsafe { destroy(green_context.green as Ptr) });
-        }
-    }
-    TRIED.store(false, SeqCst);
+    let (contexts, events) =
+        POOL.with(|pool| (std::mem::take(&mut pool.contexts), std::mem::take(&mut pool.events)));
+    destroy(contexts, events);
 }
 
 /// A context is destroyed. Nothing uses it any more.
 pub fn forget_context(gone: usize) {
-    if MAKE_IN.load(SeqCst) == gone {
+    if MAKE_IN.load(SeqCst) == gone || CONTEXT.load(SeqCst) == gone {
         MAKE_IN.store(0, SeqCst);
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);

@@ -41,6 +41,8 @@ pub struct Transformed {
     /// Dynamic shared memory that the original may have now. Its own functions keep the most that the original ever might
     /// have: a launch that began with that may still need parts.
     pub(crate) shared_max: AtomicI32,
+    /// [`attributes_set`] before its functions got the original's attributes.
+    pub(crate) attributes_at: u32,
     /// Another handle of the same code, of an image that was loaded twice, say, whose attributes are the same; and one
     /// whose attributes are not. 0: none was compared since an attribute was set last.
     pub(crate) compared: [AtomicUsize; 2],
@@ -52,6 +54,13 @@ pub struct Transformed {
 
 /// Calls so far that set an attribute of a function.
 static ATTRIBUTES_SET: AtomicU32 = AtomicU32::new(0);
+/// [`Transformed::shared_max`] until the original's attributes are read in the form's context, by its next launch.
+const STALE: i32 = -1;
+
+/// Changes whenever the program sets an attribute.
+pub(crate) fn attributes_set() -> u32 {
+    ATTRIBUTES_SET.load(SeqCst)
+}
 
 /// The program has set an attribute of a function: what was compared is to be compared again.
 pub(crate) fn attribute_was_set(all: impl Iterator<Item = &'static Transformed>) {
@@ -100,7 +109,7 @@ pub(crate) fn attribute(function: usize, which: i32) -> Option<i32> {
 
 /// Dynamic shared memory that launches of a function may have.
 pub(crate) fn shared_max(function: usize) -> i32 {
-    attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(0)
+    attribute(function, FUNC_MAX_DYNAMIC_SHARED).unwrap_or(STALE)
 }
 
 /// Give a transformed form what the program set for the original.
@@ -193,7 +202,10 @@ impl Transformed {
     /// attributes.
     pub(crate) fn serves(&self, handle: usize) -> bool {
         if self.is_of(handle) {
-            return true;
+            if self.shared_max.load(Relaxed) == STALE {
+                self.copy_from(plain_function(handle));
+            }
+            return self.shared_max.load(Relaxed) != STALE;
         }
         let [alike, unlike] = self.compared.each_ref().map(|h| h.load(Acquire));
         handle != 0 && handle != unlike && (handle == alike || self.compare(handle))
@@ -253,10 +265,17 @@ impl Transformed {
 
     /// Take over what launches need to know of the original's attributes, which are its own by now.
     pub(crate) fn copied(&self, shared_max: i32) {
-        self.shared_max.store(shared_max, Relaxed);
-        let of = |which| attribute(self.function, which).unwrap_or(0);
+        let of = |which| attribute(self.function, which);
         for (dimension, which) in self.required_cluster.iter().zip(FUNC_REQUIRED_CLUSTER) {
-            dimension.store(of(which), Relaxed);
+            // A driver without clusters has none.
+            dimension.store(of(which).unwrap_or(0), Relaxed);
         }
+        let is_readable = of(FUNC_MAX_DYNAMIC_SHARED).is_some();
+        self.shared_max.store(if is_readable { shared_max } else { STALE }, Relaxed);
+    }
+
+    /// What the program set for the original is to be read again before its next launch.
+    pub(crate) fn make_stale(&self) {
+        self.shared_max.store(STALE, SeqCst);
     }
 }

@@ -43,7 +43,7 @@ struct Loaded {
 
 struct Known {
     modules: BTreeMap<usize, Loaded>,
-    /// Libraries of which a variable was found, each with the context: it is loaded there.
+    /// Libraries and kernels that are loaded in a context, as far as calls that would load them tell.
     found: BTreeSet<(usize, usize)>,
     /// Identity, or digest of the name of a kernel of an unknown image, to its entry's index.
     entries: BTreeMap<u128, u32>,
@@ -174,7 +174,8 @@ pub unsafe fn unload(
         // First: afterwards another thread may get the same handles.
         let is_gone =
             |handle, loaded: &Loaded| handle == module as usize || loaded.owner == module as usize;
-        KNOWN.with(|known| known.found.retain(|(library, _)| *library != module as usize));
+        // Kernels of a library have handles of their own.
+        KNOWN.with(|known| known.found.clear());
         unloaded = unused(&take(is_gone, Some(module as usize)));
     }
     // SAFETY: the caller's arguments.
@@ -302,18 +303,29 @@ pub unsafe fn library_get_global(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let call = || unsafe { real(address, bytes, library, name) };
-    let there = (library as usize, driver().current_context());
-    let is_loaded = state::client().is_some() && KNOWN.with(|known| known.found.contains(&there));
-    let result = if is_loaded { call() } else { quiesce::waiting(call) };
-    if result == SUCCESS && !is_loaded && state::client().is_some() {
+    let result = loading_once(library, || unsafe { real(address, bytes, library, name) });
+    note_global(result, library, name);
+    result
+}
+
+/// A call that may load this library or kernel in the current context: the driver then waits for what runs, and keeps
+/// launches waiting, those by which the shim would help what runs among them. Once it is loaded the call does not.
+fn loading_once(handle: Ptr, call: impl FnOnce() -> CuResult) -> CuResult {
+    if state::client().is_none() {
+        return call();
+    }
+    let there = (handle as usize, driver().current_context());
+    if KNOWN.with(|known| known.found.contains(&there)) {
+        return quiesce::while_open_unjoined(call);
+    }
+    let result = quiesce::waiting(call);
+    if result == SUCCESS {
         KNOWN.with(|known| {
             if known.found.len() < MODULES_MAX {
                 known.found.insert(there);
             }
         });
     }
-    note_global(result, library, name);
     result
 }
 
@@ -452,7 +464,7 @@ pub unsafe fn library_get_module(
     library: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = quiesce::while_open(|| unsafe { real(module, library) });
+    let result = loading_once(library, || unsafe { real(module, library) });
     if result == SUCCESS && !module.is_null() && state::client().is_some() {
         let of = KNOWN.with(|known| known.modules.get(&(library as usize)).copied());
         if let Some(Loaded { digest, owner, .. }) = of {
@@ -475,7 +487,7 @@ pub unsafe fn kernel_get_function(
     kernel: Ptr,
 ) -> CuResult {
     // SAFETY: the caller's arguments.
-    let result = quiesce::while_open(|| unsafe { real(function, kernel) });
+    let result = loading_once(kernel, || unsafe { real(function, kernel) });
     if result == SUCCESS
         && !function.is_null()
         && let Some(value) = FUNCTIONS.get(kernel as usize)
@@ -498,8 +510,11 @@ pub unsafe fn func_set_attribute(
     attribute: c_int,
     value: c_int,
 ) -> CuResult {
-    // SAFETY: the caller's arguments.
-    set(function, || unsafe { real(function, attribute, value) })
+    // Not while another thread launches in parts, which had all of what it had at first.
+    quiesce::while_open_unjoined(|| {
+        // SAFETY: the caller's arguments.
+        set(unsafe { real(function, attribute, value) }, function)
+    })
 }
 
 /// `cuKernelSetAttribute`: likewise.
@@ -514,22 +529,18 @@ pub unsafe fn kernel_set_attribute(
     kernel: Ptr,
     device: c_int,
 ) -> CuResult {
-    // SAFETY: the caller's arguments.
-    set(kernel, || unsafe { real(attribute, value, kernel, device) })
+    // As above.
+    loading_once(kernel, || {
+        // SAFETY: the caller's arguments.
+        set(unsafe { real(attribute, value, kernel, device) }, kernel)
+    })
 }
 
-/// Not while another thread launches in parts, which had all of what it had at first.
-fn set(function: Ptr, call: impl FnOnce() -> CuResult) -> CuResult {
-    if !settings::is_enabled() {
-        return call();
+fn set(result: CuResult, function: Ptr) -> CuResult {
+    if result == SUCCESS && settings::is_enabled() {
+        prepare::attribute_set(function);
     }
-    quiesce::while_open_unjoined(|| {
-        let result = call();
-        if result == SUCCESS {
-            prepare::attribute_set(function);
-        }
-        result
-    })
+    result
 }
 
 /// As if the program had loaded a module of an unknown image.

@@ -22,6 +22,7 @@ fn transformed(cluster: Option<[u32; 3]>, required: [i32; 3]) -> Transformed {
         reads_sm: false,
         originals: Default::default(),
         shared_max: AtomicI32::new(0),
+        attributes_at: 0,
         compared: Default::default(),
         required_cluster: required.map(AtomicI32::new),
         wanted_blocks: 0,

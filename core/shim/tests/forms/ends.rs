@@ -249,3 +249,55 @@ fn a_program_with_a_context_of_its_own_gets_no_primary_one() {
         },
     );
 }
+
+/// Who waits to make green contexts in a context that has ended makes none in a later one of the same handle: those that
+/// are not known would keep it.
+#[test]
+fn a_primary_context_ends_however_often_green_ones_were_to_be_made() {
+    let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };
+    let welcome = Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() };
+    both_under(
+        a_primary_context_ends_however_often_green_ones_were_to_be_made,
+        &[STRICT],
+        &welcome,
+        |device| {
+            let first = device.context;
+            let ends = |device: &mut Device| {
+                set_current(device, first);
+                // SAFETY: a reference of ours is given up.
+                ok(unsafe { (device.cuda.cuDevicePrimaryCtxRelease_v2)(0) });
+                is_primary_active(device)
+            };
+            let step = |device: &Device, stream| {
+                let cells = device.cells(4);
+                device.step(&cells, [4, 1, 1], stream, 1, 0);
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            };
+            let mut active = Vec::new();
+            for _ in 0..4 {
+                device.primary_context();
+                let (held, stream) = (Held::new(device), device.stream(1));
+                let cells = device.cells(4);
+                // The context is not idle while a maker looks at it.
+                held.launch(device, device.stream(1));
+                for _ in 0..6 {
+                    device.step(&cells, [4, 1, 1], stream, 1, 0);
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                held.end();
+                device.sync(stream);
+                active.push(ends(device));
+            }
+            device.primary_context();
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(4);
+            while std::time::Instant::now() < until {
+                step(device, null_mut());
+                device.sync(null_mut());
+            }
+            active.push(ends(device));
+            assert_eq!(active, [false; 5]);
+            device.context = first;
+        },
+        |core| core.ends(0),
+    );
+}
