@@ -43,4 +43,5 @@ pub mod sharing;
 pub mod signals;
 pub mod socket;
 pub mod status;
+pub mod subordinate;
 pub mod ungoverned;

@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::rc::Rc;
@@ -38,6 +39,13 @@ pub enum MpsError {
     /// A folder cannot be made.
     #[error("{path}: {source}")]
     Folder { path: PathBuf, source: std::io::Error },
+    /// Somebody else made a folder, or could have.
+    #[error("{path} {why}: remove it")]
+    Stranger {
+        path: PathBuf,
+        /// What is wrong with it, to follow its path.
+        why: String,
+    },
     /// It ended, or does not answer.
     #[error("the MPS daemon {what}; its log is {log}")]
     NotServing {
@@ -98,6 +106,7 @@ impl Place {
         let output = File::options()
             .create(true)
             .append(true)
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
             .open(self.logs.join("output.log"))
             .map_err(|source| MpsError::Folder { path: self.logs.clone(), source })?;
         Command::new(&self.control)
@@ -157,10 +166,34 @@ impl Place {
     }
 }
 
-fn make(path: &Path) -> Result<(), MpsError> {
-    std::os::unix::fs::DirBuilderExt::mode(std::fs::DirBuilder::new().recursive(true), 0o700)
-        .create(path)
-        .map_err(|source| MpsError::Folder { path: path.into(), source })
+/// Make a folder for the core's user alone, or see that what is there is a folder of that user's.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn make(path: &Path) -> Result<(), MpsError> {
+    let error = |source| MpsError::Folder { path: path.into(), source };
+    let is_missing = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
+    if std::fs::symlink_metadata(path).as_ref().is_err_and(is_missing) {
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(path).map_err(error)?;
+    }
+    let found = std::fs::symlink_metadata(path).map_err(error)?;
+    match stranger(&found, rustix::process::geteuid().as_raw()) {
+        None => Ok(()),
+        Some(why) => Err(MpsError::Stranger { path: path.into(), why }),
+    }
+}
+
+/// Why it is not a folder of user `own`.
+fn stranger(found: &std::fs::Metadata, own: u32) -> Option<String> {
+    if found.is_symlink() {
+        return Some("is a symbolic link".into());
+    }
+    if !found.is_dir() {
+        return Some("is not a folder".into());
+    }
+    let uid = found.uid();
+    (uid != own).then(|| format!("belongs to user {uid}, not to the core's user {own}"))
 }
 
 impl PrivateDaemon {
@@ -257,5 +290,45 @@ async fn keep(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_of_the_cores_user_are_used_and_no_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        make(&path("a/b")).unwrap();
+        make(&path("a/b")).unwrap();
+        assert_eq!(std::fs::metadata(path("a/b")).unwrap().mode() & 0o777, 0o700);
+        std::os::unix::fs::symlink(path("a/b"), path("link")).unwrap();
+        std::os::unix::fs::symlink(path("nothing"), path("dangling")).unwrap();
+        std::fs::write(path("file"), "").unwrap();
+        for (name, why) in [
+            ("link", "is a symbolic link"),
+            ("dangling", "is a symbolic link"),
+            ("file", "is not a folder"),
+        ] {
+            let error = make(&path(name)).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(why), "{error}");
+        }
+        let found = std::fs::symlink_metadata(path("a")).unwrap();
+        assert_eq!(stranger(&found, found.uid()), None);
+        let why = stranger(&found, found.uid() + 1).unwrap();
+        assert!(why.contains(&format!("belongs to user {}", found.uid())), "{why}");
+    }
+
+    #[test]
+    fn output_is_not_written_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("target");
+        std::os::unix::fs::symlink(&target, dir.path().join("output.log")).unwrap();
+        let (control, folder) = ("/bin/true".into(), dir.path().to_path_buf());
+        let place = Place { control, pipes: folder.clone(), logs: folder };
+        assert!(matches!(place.spawn(), Err(MpsError::Folder { .. })));
+        assert!(!target.exists());
     }
 }

@@ -5,11 +5,11 @@
 //! Mount namespaces are not compared: services of the init system have their own, the core among them.
 
 use crate::quota::User;
+use crate::subordinate::{self, Table};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::io::Read;
@@ -59,26 +59,34 @@ impl Peer {
     /// The system call's.
     pub fn of(socket: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let accepted = clock_gettime(ClockId::Boottime);
-        let credentials = socket_peercred(socket)?;
-        let pid = credentials.pid.as_raw_nonzero().get();
+        let (pid, uid) = tally_ipc::peer::credentials(socket)?;
         let pidfd = match tally_ipc::pidfd::of_peer(socket) {
             Ok(fd) => Some(fd),
-            Err(Errno::NOPROTOOPT | Errno::INVAL) => by_number(socket, credentials.pid, accepted),
+            Err(Errno::NOPROTOOPT | Errno::INVAL) => {
+                Pid::from_raw(pid).and_then(|pid| by_number(socket, pid, accepted))
+            }
             Err(_) => None,
         };
-        let foreign = foreign(pid, credentials.uid.as_raw(), pidfd.as_ref());
+        let foreign = foreign(pid, uid, pidfd.as_ref());
         let container = match (foreign, &pidfd) {
             (Some(_), Some(pidfd)) => container(pid, pidfd),
             _ => None,
         };
         let container = container.unwrap_or(User::Containers);
-        let uid = credentials.uid.as_raw();
         Ok(Peer { uid, pid: pid.max(0) as u32, foreign, container, pidfd })
     }
 
-    /// Who answers for what it does.
+    /// Who answers for what it does: for a subordinate user, its owner.
     pub fn user(&self) -> User {
-        if self.foreign.is_some() { self.container } else { User::Uid(self.uid) }
+        self.user_by(subordinate::table())
+    }
+
+    fn user_by(&self, table: &Table) -> User {
+        match (self.foreign, self.container) {
+            (None, _) => User::Uid(table.owner(self.uid)),
+            (Some(_), User::ContainersOf(uid)) => User::ContainersOf(table.owner(uid)),
+            (Some(_), container) => container,
+        }
     }
 
     /// The process, to be told of its end. `None` if it has ended already.
@@ -221,6 +229,24 @@ mod tests {
         assert!(!has_ended(&peer.take_pidfd().unwrap()));
         drop(there);
         assert!(has_hung_up(here.as_fd()));
+    }
+
+    #[test]
+    fn quotas_count_subordinate_users_as_their_owner() {
+        use crate::quota::{Pool, QuotaExceeded, QuotaPlace};
+        let table = Table::parse("u:100000:65536\n", "u:x:1000:1000::/:/bin/sh\n");
+        let peer = |uid, foreign, container| Peer { uid, pid: 1, foreign, container, pidfd: None };
+        let here = |uid| peer(uid, None, User::Containers).user_by(&table);
+        let pool = Pool::new(100, 0);
+        let take = |uid| QuotaPlace::take(&pool, here(uid), 4, false);
+        let held = [1_000, 100_000, 120_000, 165_535].map(take);
+        assert!(held.iter().all(Result::is_ok));
+        assert_eq!(take(100_001).unwrap_err(), QuotaExceeded::User(4));
+        assert!(take(165_536).is_ok() && take(1_001).is_ok());
+        let within =
+            |container| peer(100_007, Some(Foreign::UserNamespace), container).user_by(&table);
+        assert_eq!(within(User::ContainersOf(100_007)), User::ContainersOf(1_000));
+        assert_eq!(within(User::Container(7)), User::Container(7));
     }
 
     /// Takes the steps before the first `/`, and those of each branch behind it in a process of its own, which connects.

@@ -28,6 +28,7 @@ use crate::refresh;
 use crate::sharing::SharingMode;
 use crate::signals::{Asked, Signals};
 use crate::socket::{self, Claim};
+use crate::subordinate;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -106,14 +107,19 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let room = raise_descriptors(config.admission.clients_max);
     let (path, admin_path) = (config.socket.path(), config.admin_socket()?);
     let (mode, admin_mode) = (config.socket.mode_bits()?, config.admin.mode_bits()?);
-    let claims = [Claim::take(&path, mode)?, Claim::take(&admin_path, admin_mode)?];
+    subordinate::load();
+    let claims = [
+        Claim::take_locked_beside(&path, mode, &admin_path, admin_mode)?,
+        Claim::take(&admin_path, admin_mode)?,
+    ];
     let real = |path| std::fs::canonicalize(socket::folder(path)).map_err(CoreError::os("socket"));
     see_that_apart(&real(&path)?.join("x"), &real(&admin_path)?.join("x"))?;
     let mut settings = settings(&config);
     let loader = Arc::new(Loader::new(&config.policy).map_err(CoreError::ConfigValue)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.built_in_rule_idle_ns)?;
-    let sharing = SharingMode::establish(&config.sharing, socket::folder(&path)).await?;
+    let folders = (socket::folder(&path), socket::folder(&admin_path));
+    let sharing = SharingMode::establish(&config.sharing, folders.0, folders.1).await?;
     settings.engine.sharing = sharing.sharing();
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();

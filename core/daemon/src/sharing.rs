@@ -2,7 +2,7 @@
 
 use crate::config::{SharingChoice, SharingMode as Config};
 use crate::error::CoreError;
-use crate::mps::{self, PrivateDaemon};
+use crate::mps::{self, MpsError, PrivateDaemon};
 use crate::refresh;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -53,12 +53,16 @@ fn of_a_stranger(pipes: &Path, uid: u32, own: u32) -> Option<String> {
 }
 
 impl SharingMode {
-    /// Decide, and start what is needed. `folder` is the socket's. Must run
-    /// inside a `LocalSet`.
+    /// Decide, and start what is needed. `clients` is the folder of the clients' socket, which
+    /// containers get; `admins` that of the admin socket. Must run inside a `LocalSet`.
     ///
     /// # Errors
     /// If MPS is required and cannot be had.
-    pub async fn establish(config: &Config, folder: &Path) -> Result<Self, CoreError> {
+    pub async fn establish(
+        config: &Config,
+        clients: &Path,
+        admins: &Path,
+    ) -> Result<Self, CoreError> {
         let pipes = shared_pipes(config);
         let strangers = strangers(&pipes);
         if let Some(why) = &strangers {
@@ -80,7 +84,7 @@ impl SharingMode {
                 let none = || format!("no MPS daemon serves at {}", pipes.display());
                 (InForce::Timeslice, strangers.unwrap_or_else(none))
             }
-            SharingChoice::Mps => Self::private(config, folder, pipes).await?,
+            SharingChoice::Mps => Self::private(config, clients, admins, pipes).await?,
         };
         tracing::info!(asked = config.mode.as_str(), in_force = name(&in_force), %reason, "sharing");
         let refresh = match in_force {
@@ -92,16 +96,12 @@ impl SharingMode {
 
     async fn private(
         config: &Config,
-        folder: &Path,
+        clients: &Path,
+        admins: &Path,
         shared: PathBuf,
     ) -> Result<(InForce, String), CoreError> {
         let outcome = if config.mps.manage {
-            let base = std::path::absolute(folder).unwrap_or_else(|_| folder.into()).join("mps");
-            let pipes = config.mps.pipe_directory.clone().unwrap_or_else(|| base.join("pipe"));
-            PrivateDaemon::start(&config.mps.control, &pipes, &base.join("log"))
-                .await
-                .map(|private| (pipes, private))
-                .map_err(|error| error.to_string())
+            start_private(config, clients, admins).await.map_err(|error| error.to_string())
         } else {
             Err(format!("none serves at {} and sharing.mps.manage is false", shared.display()))
         };
@@ -196,6 +196,26 @@ impl SharingMode {
             daemon.stop().await;
         }
     }
+}
+
+/// Start a daemon with its pipes where clients can open them and its logs where they cannot.
+async fn start_private(
+    config: &Config,
+    clients: &Path,
+    admins: &Path,
+) -> Result<(PathBuf, PrivateDaemon), MpsError> {
+    let absolute = |folder: &Path| std::path::absolute(folder).unwrap_or_else(|_| folder.into());
+    let pipes = match &config.mps.pipe_directory {
+        Some(pipes) => pipes.clone(),
+        None => {
+            let above = absolute(clients).join("mps");
+            mps::make(&above)?;
+            above.join("pipe")
+        }
+    };
+    let logs = absolute(admins).join("mps-log");
+    let private = PrivateDaemon::start(&config.mps.control, &pipes, &logs).await?;
+    Ok((pipes, private))
 }
 
 /// What serves where MPS was asked for and cannot be had, and why if it is not time slices.

@@ -1,14 +1,17 @@
 //! The socket's place: one core at a time, nobody else's folder.
 //!
-//! A lock file beside the socket says who serves: the kernel releases the lock
-//! however the core ends, so a socket without a lock is a dead core's and is
-//! replaced.
+//! A lock file says who serves: the kernel releases the lock however the core
+//! ends, so a socket without a lock is a dead core's and is replaced. It is in
+//! the admin socket's folder: no container gets that, so none can hold up the
+//! next core.
 
 use crate::error::CoreError;
 use rustix::fd::AsFd;
 use std::cell::Cell;
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Read, Seek, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -16,12 +19,17 @@ use std::time::{Duration, Instant};
 
 /// How long a core that finds a place taken waits for the other to write down its process.
 const NAMED_MAX: Duration = Duration::from_millis(300);
+/// Longest name of a lock file, without `.lock`; file systems take 255 bytes.
+const LOCK_NAME_BYTES_MAX: usize = 240;
 
 /// The right to serve at a path. Kept until the process ends.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
     mode: u32,
+    /// The socket in whose folder the lock file is, and its permissions.
+    beside: (PathBuf, u32),
+    lock_path: PathBuf,
     lock: File,
     /// The socket file that was made: its device and inode.
     bound: Cell<Option<Id>>,
@@ -69,17 +77,31 @@ pub fn folder(path: &Path) -> &Path {
 
 impl Claim {
     /// Claim `path`: make its folder if need be, for those whom `mode` lets open the socket to
-    /// enter; lock, and take a dead core's socket away.
+    /// enter; lock, and take a dead core's socket away. The lock file is beside the socket.
     ///
     /// # Errors
     /// If a live core has it or the place cannot be used.
     pub fn take(path: &Path, mode: u32) -> Result<Claim, CoreError> {
+        Claim::take_locked_beside(path, mode, path, mode)
+    }
+
+    /// Likewise, with the lock file in the folder of another socket, `other`, whose permissions are `other_mode`.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn take_locked_beside(
+        path: &Path,
+        mode: u32,
+        other: &Path,
+        other_mode: u32,
+    ) -> Result<Claim, CoreError> {
         // The kernel's limit for the address of a Unix socket.
         if path.as_os_str().len() > 107 {
             return Err(wrong(path, "the path is longer than 107 bytes: choose a shorter one"));
         }
         make_folder(path, mode)?;
-        let lock_path = lock_path(path);
+        make_folder(other, other_mode)?;
+        let lock_path = lock_path(path, other);
         let mut lock = OpenOptions::new()
             .read(true)
             .write(true)
@@ -97,7 +119,8 @@ impl Claim {
         let _ = lock.rewind();
         let _ = writeln!(lock, "{}", std::process::id());
         clear(path)?;
-        Ok(Claim { path: path.into(), mode, lock, bound: Cell::new(None) })
+        let beside = (other.into(), other_mode);
+        Ok(Claim { path: path.into(), mode, beside, lock_path, lock, bound: Cell::new(None) })
     }
 
     /// Whether the socket file is still the one that was made.
@@ -112,13 +135,15 @@ impl Claim {
     /// If another core serves there meanwhile, or the place cannot be used.
     pub fn listen_again(&mut self) -> Result<UnixListener, CoreError> {
         let own = self.lock.metadata().ok().map(|about| id(&about));
-        let there = std::fs::symlink_metadata(lock_path(&self.path)).ok();
+        let there = std::fs::symlink_metadata(&self.lock_path).ok();
         if own.is_none() || there.map(|about| id(&about)) != own {
             // The lock file went as well: whoever comes next would lock another.
-            let again = Claim::take(&self.path, self.mode)?;
+            let (other, other_mode) = &self.beside;
+            let again = Claim::take_locked_beside(&self.path, self.mode, other, *other_mode)?;
             self.bound.set(None);
             *self = again;
         } else {
+            make_folder(&self.path, self.mode)?;
             clear(&self.path)?;
         }
         self.listen(self.mode)
@@ -153,8 +178,18 @@ impl Drop for Claim {
     }
 }
 
-fn lock_path(path: &Path) -> PathBuf {
-    path.with_added_extension("lock")
+/// The lock file of the socket `path` in the folder of the socket `other`: named by the whole path, unless that is
+/// its own folder.
+fn lock_path(path: &Path, other: &Path) -> PathBuf {
+    if path == other {
+        return path.with_added_extension("lock");
+    }
+    let real = std::fs::canonicalize(folder(path)).unwrap_or_else(|_| folder(path).into());
+    let real = real.join(path.file_name().unwrap_or_default());
+    let bytes = real.as_os_str().as_bytes().iter();
+    let name: Vec<u8> = bytes.map(|byte| if *byte == b'/' { b'%' } else { *byte }).collect();
+    let end = &name[name.len().saturating_sub(LOCK_NAME_BYTES_MAX)..];
+    folder(other).join(OsStr::from_bytes(end)).with_added_extension("lock")
 }
 
 /// Whether anybody listens there. Does not wait for whoever does.
@@ -294,6 +329,30 @@ mod tests {
     }
 
     #[test]
+    fn the_clients_lock_file_is_not_in_the_folder_that_containers_get() {
+        let dir = tempfile::tempdir().unwrap();
+        let (clients, admin) = (dir.path().join("clients/s"), dir.path().join("admin/s"));
+        let take = || Claim::take_locked_beside(&clients, 0o666, &admin, 0o600);
+        let mut claim = take().unwrap();
+        let _first = claim.listen(0o666).unwrap();
+        let names = || std::fs::read_dir(folder(&clients)).unwrap().map(|e| e.unwrap().file_name());
+        assert_eq!(names().collect::<Vec<_>>(), ["s"]);
+        assert_eq!(std::fs::metadata(folder(&admin)).unwrap().mode() & 0o777, 0o700);
+        let _admin = Claim::take(&admin, 0o600).unwrap();
+        let is_taken = || matches!(take(), Err(CoreError::InUse { pid: Some(_), .. }));
+        assert!(is_taken());
+        std::fs::remove_dir_all(folder(&clients)).unwrap();
+        let _second = claim.listen_again().unwrap();
+        assert!(claim.is_in_place() && is_taken());
+        drop(claim);
+        // What a container leaves there stops no core.
+        std::os::unix::fs::symlink("/nonexistent/s", clients.with_added_extension("lock")).unwrap();
+        take().unwrap();
+        let long = dir.path().join("a".repeat(200)).join("b".repeat(200)).join("s");
+        assert!(lock_path(&long, &admin).file_name().unwrap().len() <= 255);
+    }
+
+    #[test]
     fn a_dead_process_is_not_named_as_the_one_that_serves() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("core.sock");
@@ -301,12 +360,12 @@ mod tests {
         let mut dead = std::process::Command::new("true").spawn().unwrap();
         dead.wait().unwrap();
         // As if the winner had not written its own yet.
-        std::fs::write(lock_path(&path), format!("{}\n", dead.id())).unwrap();
+        std::fs::write(lock_path(&path, &path), format!("{}\n", dead.id())).unwrap();
         let error = Claim::take(&path, 0o600).unwrap_err();
         assert!(matches!(error, CoreError::InUse { pid: None, .. }), "{error}");
         assert!(error.to_string().contains("which process that is is not known"), "{error}");
         // It writes while the loser looks.
-        let (to, own) = (lock_path(&path), std::process::id());
+        let (to, own) = (lock_path(&path, &path), std::process::id());
         let writing = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             std::fs::write(to, format!("{own}\n")).unwrap();

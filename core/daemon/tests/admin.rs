@@ -323,6 +323,9 @@ fn a_private_mps_daemon_is_started_watched_and_stopped() {
     assert_eq!(core.wait().code(), Some(0));
     assert!(std::fs::read_to_string(pipes.join("asked")).unwrap().contains("quit"));
     assert!(!pipes.join("control").exists(), "stopped");
+    let logs = core.admin.parent().unwrap().join("mps-log");
+    assert!(logs.join("output.log").exists(), "where no container can replace it");
+    assert!(!pipes.with_file_name("log").exists());
 }
 
 #[test]

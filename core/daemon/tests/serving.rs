@@ -556,10 +556,15 @@ fn sockets_that_are_taken_away_are_made_anew() {
     for id in [client.id(), after.id()] {
         assert!(core.client(id).is_some(), "{id}");
     }
-    // And once more, with the folder and the lock file in it.
+    // And once more, with the folder; then with both folders and the lock files.
     std::fs::remove_dir_all(core.socket.parent().unwrap()).unwrap();
     eventually("the socket is there again", || core.socket.exists());
     Client::best_effort(&core, "again");
+    for path in [&core.socket, &core.admin] {
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+    eventually("both sockets are there again", || core.socket.exists() && core.admin.exists());
+    Client::best_effort(&core, "at last");
 }
 
 #[test]

@@ -89,7 +89,9 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
     let room = Room::new(1_024, config.admission.clients_max);
     let (slot, policy) =
         PolicySlot::open(LOADER.clone(), &config.policy, 0).expect("the built-in rule serves");
-    let sharing = SharingMode::establish(&config.sharing, Path::new("/dev/null")).await;
+    let sharing =
+        SharingMode::establish(&config.sharing, Path::new("/dev/null"), Path::new("/dev/null"))
+            .await;
     let (profiles, _) = ProfileStore::open(&config.profiles).await;
     let recordings = Recordings::open(&config, &policy, &Recorder::default());
     let harness = Harness::new(harness::settings(), policy).expect("descriptors");
