@@ -17,13 +17,13 @@ LEAD_S = 0.25
 class Client:
     """One worker process, ready to serve."""
 
-    def __init__(self, suite, name, jobs, core=None, priority=None, env=None):
+    def __init__(self, suite, name, jobs, core=None, priority=None, env=None, options=()):
         self.name, self.sent = name, 0
         command = [sys.executable, str(HERE / "worker.py"), *jobs]
         if core is not None:
             # Nothing is logged on the launch path; this says how it attached.
             env = {"TALLY_SHIM_LOG": str(suite.logs / f"shim-{name}.log"), **(env or {})}
-            command = core.client_command(priority, name, command)
+            command = core.client_command(priority, name, command, options)
         log = suite.logs / f"{name}.log"
         self.process = Process(command, log, clean_environment(**(env or {})), pipe=True)
         self.pid = None

@@ -23,6 +23,7 @@ import render_kept
 import render_policy
 import render_programs
 import render_several
+import render_shares
 import render_speeds
 import render_streams
 import render_tools
@@ -472,6 +473,7 @@ SECTIONS = (
     ("costs.json", lambda content, _notes: render_core.costs(content, table)),
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
+    ("shares.json", lambda content, _notes: render_shares.lines(content, table, made_with)),
     ("width.json", lambda content, _notes: render_width.lines(content, table, made_with)),
     ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),

@@ -58,7 +58,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
+        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shares, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -162,7 +162,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
+            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, shares, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
         ):
             self.assertIn(expected, text)
 
@@ -263,6 +263,24 @@ class Renderer(unittest.TestCase):
         self.put("several.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.5, "rows": [row]})
         expected = "| fifo | 350/350 | 10 | 12.5 | 1.000 / 1.250 | 1.500 | 2.000 | 3.000 | 0.35 | 0.90 |"
         self.assertIn(expected, self.text())
+
+    def test_weights_and_floors_are_shown_as_shares_and_speeds(self):
+        beside = {"ms": {"p99": 1.5}, "steps_per_s": [1, 0.5], "shares": [0.125, 0.25]}
+        row = {
+            "sharing": "timeslice",
+            "floor_percent": 25.0,
+            "alone_ms": {"p99": 1.25},
+            "alone_steps_per_s": [10, 10],
+            "together_steps_per_s": [7.5, 2.5],
+            "together_shares": [0.75, 0.24],
+            "without_floor": beside,
+            "with_floor": beside,
+            "floor": {"granted_percent": 25.0, "had_percent": 24.5},
+        }
+        self.put("shares.json", {"hp": "bert-graph", "be": "gpt2-train", "load": 0.8, "rows": [row]})
+        text = self.text()
+        self.assertIn("| timeslice | no requests | 0.75 / 0.24 | 0.75 / 0.25 |  |  |", text)
+        self.assertIn("| timeslice | requests, floor 25 % | 0.12 / 0.25 | 0.10 / 0.05 | 1.20 | 24.5 |", text)
 
     def test_a_width_is_shown_over_all_sms(self):
         whole = {"job": "gpt2-train", "sms": None, "put_off_joins": False, "steps_per_s": 10.0, "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}
