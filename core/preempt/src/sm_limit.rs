@@ -125,7 +125,7 @@ pub fn ended(slot: usize, number: u32) {
 }
 
 static MAKE_IN: AtomicUsize = AtomicUsize::new(0);
-/// Makers so far. One that naps gives way to a later one: a context may end and another have its handle.
+/// Makers so far. One that naps ends once there is a later one: a context may end and another have its handle.
 static MAKERS: AtomicU32 = AtomicU32::new(0);
 
 fn make() {
