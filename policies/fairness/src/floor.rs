@@ -4,8 +4,8 @@
 //! and falls by the GPU time that it is charged for. It is [`CREDIT_NS`] at most. What it had beyond its share while it
 //! was let in like everybody counts against it for [`WINDOW_NS`] at most; what it had because it was due counts in full.
 //! A client becomes *due* once it is owed [`BURST_NS`], and is so until it is owed nothing: where contexts take turns,
-//! each change to another costs time. While it is due and has launches on the GPU, they are taken to use all of it until
-//! they are charged, for as long as they are predicted to take.
+//! each change to another costs time. While it is due and has a launch on the GPU, that is taken to use all of it until
+//! it is charged.
 //!
 //! ```text
 //! owed := owed + share * backlogged time - charged time      since the last look
@@ -95,10 +95,6 @@ impl Floor {
         }
         self.in_flight = state.in_flight > 0;
         self.used = if self.in_flight { self.used.saturating_sub(had).max(0) } else { 0 };
-        // Where contexts take turns most of that time is others': it uses no more than it has there.
-        if state.in_flight_ns > 0 {
-            self.used = self.used.min(times(state.in_flight_ns, 1_000));
-        }
         let window = times(WINDOW_NS, self.permille);
         let least = if self.is_due { i64::MIN } else { self.owed.min(-window) };
         let most = window.min(1_000 * CREDIT_NS);
