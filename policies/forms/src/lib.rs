@@ -18,7 +18,7 @@ use profiler::Entry;
 use tally_sdk::codec::{Reader, Writer};
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Counters, Decision, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved, TokenBucket,
+    Counters, Decision, Form, KernelId, Launch, Level, LruMap, NO_KERNEL, Saved, TokenBucket,
 };
 
 /// A form that is not there yet is asked for again after so many launches of the same client: the
@@ -96,23 +96,32 @@ impl Forms {
     }
 
     /// The form of a launch that starts now.
+    #[inline]
     pub fn decide(&mut self, launch: &Launch, settings: &Settings) -> (Decision, Why) {
         self.tries.earn();
         let bound_ns = if launch.is_graph() { 0 } else { settings.turnaround_ns_max };
-        let (decision, why) = if !settings.forms
+        let decided = if !settings.forms
             // Never measured is 0: it has to run whole to be.
             || launch.predicted_ns <= bound_ns
             // One id for many kernels: nothing to measure.
             || (launch.kernel == NO_KERNEL && !launch.is_graph())
         {
+            self.counters.add(Form::Whole as usize, 1);
             (Decision::Run(0), Why::Short)
-        } else if launch.is_graph() {
-            self.graph(launch, settings)
         } else {
-            self.kernel(launch, settings)
+            self.long(launch, settings)
+        };
+        self.counters.tick(launch.now_ns);
+        decided
+    }
+
+    #[inline(never)]
+    fn long(&mut self, launch: &Launch, settings: &Settings) -> (Decision, Why) {
+        let (decision, why) = match launch.is_graph() {
+            true => self.graph(launch, settings),
+            false => self.kernel(launch, settings),
         };
         self.counters.add(launch.runs_as(decision) as usize, 1);
-        self.counters.tick(launch.now_ns);
         (decision, why)
     }
 
@@ -136,10 +145,16 @@ impl Forms {
                 return answer;
             }
         }
-        let entry = self.entry(launch.kernel);
-        let stands = entry.stands(launch);
+        // The usual path: a look, and nothing else.
+        let (mut stands, mut tries) = (false, false);
+        if let Some(entry) = self.kernels.get_mut(launch.kernel) {
+            (stands, tries) = (entry.stands(launch), entry.next.is_some());
+            if stands && !tries {
+                return (entry.chosen, Why::Chosen);
+            }
+        }
         // What is worth trying may have been measured since, so look first.
-        if !stands || (entry.next.is_some() && self.tries.allows()) {
+        if !stands || (tries && self.tries.allows()) {
             self.review(launch, settings);
         }
         let may_try = self.tries.allows();

@@ -136,6 +136,7 @@ impl Priority {
     }
 
     /// A best-effort launch, of a client that is due by its floor or not.
+    #[inline(always)]
     fn decide_by(&mut self, launch: &Launch, is_due: bool) -> Answer {
         let is_alone = launch.high_clients == 0;
         if !is_alone && !is_due && launch.high_active() {

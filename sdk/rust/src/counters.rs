@@ -32,6 +32,7 @@ impl<const N: usize> Counters<N> {
     }
 
     /// Once a decision: hands over what is held, now and then.
+    #[inline]
     pub fn tick(&mut self, now_ns: u64) {
         self.ticks += 1;
         if self.ticks >= TICKS_MAX || now_ns.saturating_sub(self.handed_over_ns) >= HELD_NS_MAX {
@@ -41,6 +42,7 @@ impl<const N: usize> Counters<N> {
     }
 
     /// Hand over what is held, for example in an event.
+    #[inline(never)]
     pub fn hand_over(&mut self) {
         self.ticks = 0;
         for (counter, held) in self.counters.iter().zip(&mut self.held) {

@@ -32,12 +32,27 @@ impl<V: Clone> LruMap<V> {
         }
     }
 
+    /// The place of the first value that a key may have.
+    fn first(&self, key: u32) -> usize {
+        key as usize % (self.values.len() / WAYS) * WAYS
+    }
+
+    /// The value of a key, if it has one; it counts as used.
+    #[inline]
+    pub fn get_mut(&mut self, key: u32) -> Option<&mut V> {
+        let first = self.first(key);
+        let mut set = first..first + WAYS;
+        let at = set.find(|&at| self.keys[at] == key && self.used[at] > 0)?;
+        self.uses += 1;
+        self.used[at] = self.uses;
+        Some(&mut self.values[at])
+    }
+
     /// The value of a key, made by `new` if there is none. Returns also the value that had to make room.
     pub fn get_or_insert_with(&mut self, key: u32, new: impl FnOnce() -> V) -> (&mut V, Option<V>) {
-        self.uses += 1;
-        let first = key as usize % (self.values.len() / WAYS) * WAYS;
+        let first = self.first(key);
         let mut set = first..first + WAYS;
-        let known = set.find(|&at| self.used[at] > 0 && self.keys[at] == key);
+        let known = set.find(|&at| self.keys[at] == key && self.used[at] > 0);
         let (at, evicted) = match known {
             Some(at) => (at, None),
             None => {
@@ -51,6 +66,7 @@ impl<V: Clone> LruMap<V> {
                 (at, (!is_free).then_some(old))
             }
         };
+        self.uses += 1;
         self.used[at] = self.uses;
         (&mut self.values[at], evicted)
     }
@@ -100,6 +116,8 @@ mod tests {
         assert!(map.is_empty());
         (0..4_096).for_each(|key| assert_eq!(put(&mut map, key), None));
         assert!((0..4_096).all(|key| *map.get_or_insert_with(key, || 0).0 == key + 1));
+        assert!((0..4_096).all(|key| map.get_mut(key).copied() == Some(key + 1)));
+        assert_eq!(map.get_mut(4_096), None);
         assert_eq!(map.len(), 4_096);
     }
 
@@ -108,7 +126,7 @@ mod tests {
         let mut map = LruMap::new(CAPACITY, 0);
         let keys: Vec<u32> = (0..5).map(|n| 7 + n * SETS).collect();
         keys[..4].iter().for_each(|&key| assert_eq!(put(&mut map, key), None));
-        assert_eq!(*map.get_or_insert_with(keys[0], || 0).0, keys[0] + 1);
+        assert_eq!(map.get_mut(keys[0]), Some(&mut (keys[0] + 1)));
         assert_eq!(put(&mut map, keys[4]), Some(keys[1] + 1));
         assert_eq!(map.len(), 4);
         let latest: Vec<u32> = map.latest(3).map(|(key, _)| key).collect();
