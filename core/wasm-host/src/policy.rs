@@ -70,6 +70,8 @@ pub struct WasmPolicy {
     /// Calls of this pass of the engine's during which the epoch advanced; each is a tick or more, on average.
     long_calls: u64,
     long_calls_max: u64,
+    /// The caller has passes: without them all calls ever would be one.
+    has_passes: bool,
     /// Its `snapshot` failed when an onlooker asked: it is not asked for one again.
     mute: bool,
 }
@@ -127,6 +129,7 @@ impl WasmPolicy {
             told: Told::default(),
             long_calls: 0,
             long_calls_max: (PASS_POLICY_MS / limits.tick_ms()).max(1),
+            has_passes: false,
             mute: false,
         })
     }
@@ -257,7 +260,7 @@ impl WasmPolicy {
         let Some(live) = &mut self.live else { return Err(disabled()) };
         let commands = context.commands.list().len();
         let answer = live.call(self.call_budget, now_ns, context, call);
-        self.long_calls += u64::from(live.state().cpu.is_long());
+        self.long_calls += u64::from(live.state().cpu.is_long() && self.has_passes);
         match answer {
             Ok(answer) => Ok(answer),
             Err(error) => {
@@ -413,7 +416,7 @@ impl WasmPolicy {
 
 impl Policy for WasmPolicy {
     fn begin_pass(&mut self) {
-        self.long_calls = 0;
+        (self.long_calls, self.has_passes) = (0, true);
     }
 
     #[inline]
