@@ -240,6 +240,24 @@ fn a_call_in_which_launches_wait_lets_what_is_stuck_be_helped_first() {
     }
 }
 
+/// The driver loads a library's kernel then, for which it waits.
+#[test]
+fn a_call_that_loads_a_kernel_lets_what_is_stuck_be_helped_first() {
+    both(
+        a_call_that_loads_a_kernel_lets_what_is_stuck_be_helped_first,
+        &impatient(),
+        |device| {
+            stuck_while(device, 0, |device| {
+                let (kernel, mut function) =
+                    (device.kernel_of(device.library(), "nothing"), null_mut());
+                // SAFETY: a valid out-pointer, a kernel of ours.
+                ok(unsafe { (device.cuda.cuKernelGetFunction)(&mut function, kernel) });
+            });
+        },
+        |core| helped_once(core, Answer::Preemptible(4_000), false),
+    );
+}
+
 #[test]
 fn a_kernel_whose_blocks_may_wait_stays_whole() {
     both(
