@@ -10,6 +10,8 @@ mod common;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use tally_rewriter::{KernelForm, TransformRefusal, cubin, proof, ptx};
 
 /// Architectures to assemble for, and what must not be older than that.
@@ -93,33 +95,37 @@ fn what_is_rewritten_assembles() {
     println!("ptxas: {texts} texts with {kernels} transformed kernels");
 }
 
+/// What the assembler makes of a text.
+fn machine_code(options: &[&str], arch: &str, text: &str) -> Vec<u8> {
+    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("tally-{}-{}.cubin", std::process::id(), COUNT.fetch_add(1, Relaxed));
+    let output = std::env::temp_dir().join(name);
+    assemble_with(options, &ptxas, arch, text.as_bytes(), output.to_str().unwrap()).unwrap();
+    let image = std::fs::read(&output).unwrap();
+    std::fs::remove_file(&output).unwrap();
+    image
+}
+
 /// Else nothing would be sliced by offset on that architecture, and only the shim's log would say so.
 #[test]
 #[ignore = "needs TALLY_PTXAS"]
 fn the_proof_of_a_machine_can_be_given_both_forms_of_machine_code() {
-    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
-    let name = format!("tally-proof-{}.cubin", std::process::id());
-    let output = std::env::temp_dir().join(name);
     for arch in [80, 86, 89, 90] {
         let target = format!("sm_{arch}");
-        assemble(&ptxas, &target, proof::PTX.as_bytes(), output.to_str().unwrap()).unwrap();
-        let image = std::fs::read(&output).unwrap();
+        let image = machine_code(&[], &target, proof::PTX);
         for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
             let rewritten = cubin::rewrite(&image, form, None).unwrap();
             assert_eq!(rewritten.refused, [], "{target} {form:?}");
             cubin::check(&image, &rewritten.image).unwrap();
         }
     }
-    std::fs::remove_file(&output).unwrap();
 }
 
 /// Machine code tells what PTX does, or forms would be offered for one that are not for the other.
 #[test]
 #[ignore = "needs TALLY_PTXAS"]
 fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
-    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
-    let name = format!("tally-waits-{}.cubin", std::process::id());
-    let output = std::env::temp_dir().join(name);
     for arch in [80, 86, 89, 90] {
         let target = format!("sm_{arch}");
         for (statements, may_wait) in common::WAITS {
@@ -127,8 +133,7 @@ fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
                 ".version 8.0\n.target {target}\n.address_size 64\n{}",
                 common::waits(statements)
             );
-            assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
-            let image = std::fs::read(&output).unwrap();
+            let image = machine_code(&[], &target, &text);
             let rewritten = cubin::rewrite(&image, KernelForm::ByClaims, None).unwrap();
             let kernel = rewritten.kernel("k").unwrap();
             assert_eq!(kernel.may_wait, may_wait, "{target}: {statements}");
@@ -138,23 +143,18 @@ fn machine_code_may_wait_and_reads_its_sm_where_its_ptx_does() {
                 ".version 8.0\n.target {target}\n.address_size 64\n{}",
                 common::waits(statements)
             );
-            assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
-            let image = std::fs::read(&output).unwrap();
+            let image = machine_code(&[], &target, &text);
             let rewritten = cubin::rewrite(&image, KernelForm::ByClaims, None).unwrap();
             let kernel = rewritten.kernel("k").unwrap();
             assert_eq!(kernel.reads_sm, reads_sm, "{target}: {statements}");
         }
     }
-    std::fs::remove_file(&output).unwrap();
 }
 
 /// In relocatable code. Otherwise an address is the function's number among those of its kernel, in any module.
 #[test]
 #[ignore = "needs TALLY_PTXAS"]
 fn machine_code_that_takes_a_functions_address_is_refused() {
-    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
-    let name = format!("tally-addresses-{}.cubin", std::process::id());
-    let output = std::env::temp_dir().join(name);
     let call = |what: &str| {
         format!(
             "{{ .param .b32 p; .param .b32 q; st.param.b32 [p], %r1; call (q), {what}, (p); ld.param.b32 %r2, [q]; }}"
@@ -182,8 +182,7 @@ fn machine_code_that_takes_a_functions_address_is_refused() {
     );
     for arch in [80, 86, 89, 90] {
         let target = format!("sm_{arch}");
-        assemble_with(&["-c"], &ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
-        let mut image = std::fs::read(&output).unwrap();
+        let mut image = machine_code(&["-c"], &target, &text);
         // As if linked: an executable, no object to be linked.
         image[16] = 2;
         for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
@@ -193,16 +192,12 @@ fn machine_code_that_takes_a_functions_address_is_refused() {
             assert_eq!(refused, [taken("stores"), taken("through")], "{target} {form:?}");
         }
     }
-    std::fs::remove_file(&output).unwrap();
 }
 
 /// Each part of a launch would be told another one.
 #[test]
 #[ignore = "needs TALLY_PTXAS"]
 fn machine_code_that_asks_for_its_grid_or_graph_is_refused() {
-    let ptxas = std::env::var("TALLY_PTXAS").expect("TALLY_PTXAS is the path of ptxas");
-    let name = format!("tally-grids-{}.cubin", std::process::id());
-    let output = std::env::temp_dir().join(name);
     for (register, is_refused) in
         [("%gridid", true), ("%current_graph_exec", true), ("%clock64", false)]
     {
@@ -212,8 +207,7 @@ fn machine_code_that_asks_for_its_grid_or_graph_is_refused() {
         );
         for arch in [80, 86, 89, 90] {
             let target = format!("sm_{arch}");
-            assemble(&ptxas, &target, text.as_bytes(), output.to_str().unwrap()).unwrap();
-            let image = std::fs::read(&output).unwrap();
+            let image = machine_code(&[], &target, &text);
             for form in [KernelForm::ByClaims, KernelForm::ByOffset] {
                 let refused = cubin::rewrite(&image, form, None).unwrap().refused;
                 let wanted = is_refused.then(|| ("k".to_owned(), TransformRefusal::LaunchForm));
@@ -221,5 +215,4 @@ fn machine_code_that_asks_for_its_grid_or_graph_is_refused() {
             }
         }
     }
-    std::fs::remove_file(&output).unwrap();
 }
