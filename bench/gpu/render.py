@@ -55,9 +55,8 @@ class Notes:
         return f"[^{self.texts.index(text) + 1}]"
 
     def lines(self):
-        if not self.texts:
-            return ["Nothing that was measured."]
-        return [f"[^{i}]: {text}" for i, text in enumerate(self.texts, 1)]
+        numbered = [f"[^{i}]: {text}" for i, text in enumerate(self.texts, 1)]
+        return numbered or ["Nothing that was measured."]
 
 
 PAIR_TERMS = (
