@@ -241,10 +241,12 @@ impl Rounds {
     /// A best-effort launch that could start now: `None`, or the decision by which it waits.
     #[inline]
     pub fn hold(&mut self, launch: &Launch) -> Option<Decision> {
-        if self.is_shared() { self.hold_among(launch) } else { None }
+        if self.is_shared() { self.hold_among(*launch) } else { None }
     }
 
-    fn hold_among(&mut self, launch: &Launch) -> Option<Decision> {
+    #[inline(never)]
+    fn hold_among(&mut self, launch: Launch) -> Option<Decision> {
+        let launch = &launch;
         let me = self.members.binary_search_by_key(&launch.client, |member| member.id).ok()?;
         if self.has_credit_left(me, launch) {
             self.ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);

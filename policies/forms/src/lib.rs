@@ -109,14 +109,15 @@ impl Forms {
             self.counters.add(Form::Whole as usize, 1);
             (Decision::Run(0), Why::Short)
         } else {
-            self.long(launch, settings)
+            self.long(*launch, settings)
         };
         self.counters.tick(launch.now_ns);
         decided
     }
 
     #[inline(never)]
-    fn long(&mut self, launch: &Launch, settings: &Settings) -> (Decision, Why) {
+    fn long(&mut self, launch: Launch, settings: &Settings) -> (Decision, Why) {
+        let launch = &launch;
         let (decision, why) = match launch.is_graph() {
             true => self.graph(launch, settings),
             false => self.kernel(launch, settings),

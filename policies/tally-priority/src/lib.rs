@@ -104,6 +104,8 @@ impl Policy for Priority {
         })
     }
 
+    // Rare paths get a copy of the launch: as long as its address goes nowhere it stays in registers.
+    #[inline(always)]
     fn decide(&mut self, launch: &Launch) -> Answer {
         if launch.is_high() {
             return Decision::Run(0).into();
@@ -111,7 +113,7 @@ impl Policy for Priority {
         if !self.shares.floors.concern(launch) {
             return self.decide_by(launch, false);
         }
-        self.decide_with_floors(launch)
+        self.decide_with_floors(*launch)
     }
 }
 
@@ -119,7 +121,8 @@ impl Priority {
     /// A best-effort launch while clients have floors. Apart, so that others do not pay for it.
     #[cold]
     #[inline(never)]
-    fn decide_with_floors(&mut self, launch: &Launch) -> Answer {
+    fn decide_with_floors(&mut self, launch: Launch) -> Answer {
+        let launch = &launch;
         let due = self.shares.floors.due(launch);
         if self.shares.floors.take_changed() {
             self.set_terms();

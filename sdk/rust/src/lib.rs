@@ -278,6 +278,7 @@ macro_rules! export {
                     Ok(())
                 }
 
+                #[inline(always)]
                 fn decide(launch: $crate::Launch) -> $crate::Answer {
                     with(|policy| $crate::Policy::decide(policy, &launch))
                 }
