@@ -494,6 +494,9 @@ impl Dispatch {
         self.engine.client_left(now, client.id(), &mut self.actions);
         client.release_kernels(&mut self.engine);
         self.forget_min_share(now, client.id());
+        if let Some(status) = &mut self.status {
+            status.forget(client.id());
+        }
         self.apply(now);
         self.neighbours_changed = true;
         Left { numbers, _client: client }
@@ -552,26 +555,6 @@ impl Dispatch {
         true
     }
 
-    /// Go on with a snapshot, if one is asked for.
-    fn report(&mut self) {
-        let Some(mut job) = self.status.take() else { return };
-        if !job.step(&self.engine) {
-            self.status = Some(job);
-            return;
-        }
-        let of = |c: &DispatchClient| ClientNumbers::of(c, &self.engine, &self.min_shares);
-        let clients = self.clients.iter().map(|c| of(c)).collect();
-        job.finish(&self.engine, |snapshot| {
-            snapshot.clients = clients;
-            snapshot.device = self.profile_cache.device();
-            snapshot.figures = self.policy().figures();
-            snapshot.swap_pause = self.swap_pause.us();
-            snapshot.fault_cost = self.fault_cost.and(self.policy().fault_cost());
-            snapshot.decision = self.decision.quantiles();
-            snapshot.held = self.held.quantiles();
-            snapshot.parks = self.parks;
-        });
-    }
 }
 
 fn answer_of(decision: Decision, predicted_ns: u64) -> Answer {

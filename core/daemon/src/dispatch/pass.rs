@@ -285,6 +285,34 @@ mod tests {
     }
 
     #[test]
+    fn a_status_reads_a_few_clients_in_a_pass_and_none_that_left() {
+        let (mut harness, clients, _honest, now_ns) = joined(Class::High);
+        let (done, mut status) = tokio::sync::oneshot::channel();
+        assert!(harness.send(Control::Status { kernels: 10, done }));
+        let (left, mut figures) = tokio::sync::oneshot::channel();
+        let mut left = Some(left);
+        let mut turns = 0;
+        let snapshot = loop {
+            turns += 1;
+            harness.turn(now_ns + turns);
+            if let Ok(snapshot) = status.try_recv() {
+                break snapshot;
+            }
+            if turns == 5
+                && let Some(done) = left.take()
+            {
+                assert!(harness.send(Control::Leave { id: 2, done }));
+            }
+            assert!(turns < 1_000, "no status");
+        };
+        assert!(turns >= clients.len() as u64 / 4, "{turns} passes");
+        assert_eq!(figures.try_recv().unwrap().unwrap().numbers.id, 2);
+        let read: Vec<u32> = snapshot.clients.iter().map(|client| client.id).collect();
+        assert_eq!(read, harness.clients().collect::<Vec<_>>());
+        assert!(!read.contains(&2));
+    }
+
+    #[test]
     fn a_hundred_clients_of_one_user_have_the_units_of_one_read() {
         let (mut harness, clients, honest, mut now_ns) = joined(Class::High);
         let marked: u64 =

@@ -1,8 +1,8 @@
 //! Figures that only the dispatch thread knows, as plain values for the control
-//! plane. Taken between two passes; the kernel table is read in pieces, because
-//! all of it at once would be a pause.
+//! plane. Taken between passes, kernels and clients some at a time, because
+//! all of them at once would be a pause.
 
-use super::Engine;
+use super::{Dispatch, Engine};
 use super::client::{DispatchClient, Oddities};
 use super::handover::FaultCost;
 use super::marks::MarkNumbers;
@@ -25,6 +25,8 @@ use tokio::sync::oneshot;
 
 /// Kernel profiles looked at in one pass of the loop.
 const PIECE: u32 = 1_024;
+/// Clients whose figures are read in one pass: some 10 us each, for the quantiles of a service.
+const PIECE_CLIENTS: usize = 4;
 
 /// What the shim counts; see `tally_ipc::layout::Counters`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -286,21 +288,44 @@ impl<T: Ord> Largest<T> {
     }
 }
 
-/// A snapshot in the making: first the kernel table, in pieces.
+/// A snapshot in the making: first the kernel table, then the clients, in pieces.
 pub struct Job {
     reply: oneshot::Sender<Snapshot>,
     cursor: u32,
     /// (measured ns in all, kernel)
     top: Largest<(u64, KernelId)>,
+    /// By rising ids.
+    clients: Vec<ClientNumbers>,
+    /// Those below this id have been read.
+    next_client: u32,
 }
 
 impl Job {
     pub fn new(reply: oneshot::Sender<Snapshot>, most: usize) -> Self {
-        Job { reply, cursor: 0, top: Largest::new(most) }
+        Job { reply, cursor: 0, top: Largest::new(most), clients: Vec::new(), next_client: 0 }
     }
 
-    /// Do a piece. True when only [`Job::finish`] is left.
-    pub fn step(&mut self, engine: &Engine) -> bool {
+    /// A client leaves, with its figures.
+    pub fn forget(&mut self, id: u32) {
+        self.clients.retain(|client| client.id != id);
+    }
+
+    /// Read some clients' figures. True when that was all of them.
+    fn step_clients(
+        &mut self,
+        clients: &[Box<DispatchClient>],
+        of: impl Fn(&DispatchClient) -> ClientNumbers,
+    ) -> bool {
+        let first = clients.partition_point(|client| client.id() < self.next_client);
+        let left = &clients[first..];
+        let piece = &left[..left.len().min(PIECE_CLIENTS)];
+        self.clients.extend(piece.iter().map(|client| of(client)));
+        self.next_client = piece.last().map_or(self.next_client, |client| client.id() + 1);
+        piece.len() == left.len()
+    }
+
+    /// Read some kernels. True when that was all of them.
+    fn step_kernels(&mut self, engine: &Engine) -> bool {
         let profiles = &engine.world().profiles;
         for _ in 0..PIECE {
             if self.cursor >= profiles.places() {
@@ -318,7 +343,7 @@ impl Job {
     }
 
     /// Fill in the rest and send it.
-    pub fn finish(self, engine: &Engine, fill: impl FnOnce(&mut Snapshot)) {
+    fn finish(self, engine: &Engine, fill: impl FnOnce(&mut Snapshot)) {
         let profiles = &engine.world().profiles;
         let kernels = self.top.into_sorted().filter_map(|(_, id)| profiles.get(id));
         let mut snapshot = Snapshot {
@@ -330,7 +355,7 @@ impl Job {
             held: Quantiles::default(),
             high_busy: engine.high_active(),
             parks: 0,
-            clients: Vec::new(),
+            clients: self.clients,
             kernels: kernels
                 .map(|p| KernelNumbers {
                     name: p.key.name.clone(),
@@ -352,6 +377,27 @@ impl Job {
         };
         fill(&mut snapshot);
         let _ = self.reply.send(snapshot);
+    }
+}
+
+impl Dispatch {
+    /// Go on with a snapshot, if one is asked for.
+    pub(super) fn report(&mut self) {
+        let Some(mut job) = self.status.take() else { return };
+        let of = |c: &DispatchClient| ClientNumbers::of(c, &self.engine, &self.min_shares);
+        if !job.step_kernels(&self.engine) || !job.step_clients(&self.clients, of) {
+            self.status = Some(job);
+            return;
+        }
+        job.finish(&self.engine, |snapshot| {
+            snapshot.device = self.profile_cache.device();
+            snapshot.figures = self.policy().figures();
+            snapshot.swap_pause = self.swap_pause.us();
+            snapshot.fault_cost = self.fault_cost.and(self.policy().fault_cost());
+            snapshot.decision = self.decision.quantiles();
+            snapshot.held = self.held.quantiles();
+            snapshot.parks = self.parks;
+        });
     }
 }
 
