@@ -4,8 +4,9 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! `differential`, `ab`, `traps`, `fuzz` and `reload` are for looking longer at what other groups run
-//! shortly already: they must be asked for.
+//! With `--all` also what takes long and seldom fails: lints, the rings under loom, other languages, each small
+//! program under each setup. `differential`, `ab`, `traps`, `fuzz` and `reload` are for looking longer at what other
+//! groups run shortly already: they must be asked for.
 
 use crate::build::{self, cargo, line};
 use crate::test_count::Count;
@@ -27,20 +28,20 @@ const PTXAS: &str = "TALLY_PTXAS";
 /// Time for each target of [`Group::Fuzz`] by default, s.
 const FUZZ_S: u32 = 20;
 
-/// What runs when no group is named. Each test of the workspace is in one of these.
-const USUAL: [Group; 12] = [
-    Group::Fmt,
-    Group::Words,
-    Group::References,
-    Group::Clippy,
-    Group::Unit,
-    Group::Policies,
-    Group::Python,
-    Group::Loom,
-    Group::Ptxas,
-    Group::Languages,
-    Group::E2e,
-    Group::Litmus,
+/// What runs when no group is named, and whether only with `--all`. Each test of the workspace is in one of these.
+const USUAL: [(Group, bool); 12] = [
+    (Group::Fmt, false),
+    (Group::Words, false),
+    (Group::References, false),
+    (Group::Clippy, true),
+    (Group::Unit, false),
+    (Group::Policies, false),
+    (Group::Python, false),
+    (Group::Loom, true),
+    (Group::Ptxas, false),
+    (Group::Languages, true),
+    (Group::E2e, false),
+    (Group::Litmus, false),
 ];
 
 /// Kinds of checks, in the order in which they run.
@@ -48,7 +49,7 @@ const USUAL: [Group; 12] = [
 pub enum Group {
     /// Formatting of all three workspaces.
     Fmt,
-    /// Clippy over all three workspaces, warnings denied.
+    /// Clippy over all three workspaces, warnings denied (with `--all`).
     Clippy,
     /// The language of code and documents: doc comments, glossary, lengths, links, commands.
     Words,
@@ -60,15 +61,16 @@ pub enum Group {
     Policies,
     /// The GPU suite's own tests: its arithmetic and parsing, without a GPU.
     Python,
-    /// The shared-memory rings under loom: every interleaving.
+    /// The shared-memory rings under loom: every interleaving (with `--all`).
     Loom,
     /// NVIDIA's assembler takes what the PTX rewriter makes; left out without `TALLY_PTXAS`.
     Ptxas,
-    /// Policies in every language whose tools are here, and the tutorial.
+    /// Policies in every language whose tools are here, and the tutorial (with `--all`).
     Languages,
     /// Across processes, on the software device.
     E2e,
-    /// Small programs made from seeds, bare and under Tally: same values, no hangs.
+    /// Small programs made from seeds, bare and under Tally: same values, no hangs. Fewer of them, and the named ones
+    /// under some setups only, unless it is named or with `--all`.
     Litmus,
     /// Transformed kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
@@ -85,12 +87,15 @@ pub enum Group {
 /// What can be asked for.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this group (all of them by default) ...
+    /// Only this group (by default those that say nothing else) ...
     #[arg(value_enum)]
     group: Option<Group>,
     /// ... and of it only the tests whose name contains this (`litmus`: setups, `fuzz`: targets). None is an error.
     #[arg(value_name = "NAME")]
     filter: Option<String>,
+    /// All groups but those that must be named: what CI runs.
+    #[arg(long, conflicts_with = "group")]
+    all: bool,
     /// Use what is built already.
     #[arg(long)]
     no_build: bool,
@@ -160,7 +165,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let groups: Vec<Group> = match args.group {
         Some(group) => vec![group],
-        None => USUAL.to_vec(),
+        None => {
+            let asked = USUAL.iter().filter(|(_, with_all)| args.all || !with_all);
+            asked.map(|(group, _)| *group).collect()
+        }
     };
     let builds = groups.iter().any(|g| {
         use Group::{E2e, Languages, Litmus, References, Reload, Traps, Unit};
@@ -330,7 +338,9 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             commands.extend(crate::preload::commands(filter)?);
         }
         Group::Litmus => {
-            let mut campaign = with(crate::litmus::campaign(), &crate::litmus::TEST);
+            let is_short = args.group.is_none() && !args.all;
+            let options = if is_short { crate::litmus::SHORT } else { crate::litmus::TEST };
+            let mut campaign = with(crate::litmus::campaign(), options);
             // Only setups with that in their names.
             campaign.args(filter.iter().flat_map(|name| ["--setup", name]));
             commands.push(campaign);
@@ -504,6 +514,7 @@ mod tests {
     fn args(group: Group, schedules: Option<u32>, seconds: Option<u32>) -> Args {
         Args {
             group: Some(group),
+            all: false,
             filter: None,
             no_build: true,
             schedules,
@@ -517,7 +528,7 @@ mod tests {
     #[test]
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> =
-            Group::value_variants().iter().filter(|g| !USUAL.contains(g)).collect();
+            Group::value_variants().iter().filter(|g| USUAL.iter().all(|(usual, _)| usual != *g)).collect();
         let named = [Group::Differential, Group::Ab, Group::Traps, Group::Fuzz, Group::Reload];
         assert_eq!(missing, named.each_ref());
     }

@@ -108,18 +108,22 @@ fn many_launches_on_their_way_share_events() {
 fn launches_far_behind_others_are_measured_too() {
     let core = Core::new();
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
-    p.driver("fake_hold 1");
-    ring::grant(&client.core, 400);
-    let mut leased = Vec::new();
-    for _ in 0..2 {
-        p.ok(&["launch 0 200"]);
-        leased.extend((0..200).map(|_| client.take()));
-    }
-    p.driver("fake_hold 0");
-    leased.iter().for_each(|request| client.ends(request));
-    let word = &client.region.completions[leased[0].stream as usize];
-    let (number, _) = word.measured().expect("some launches are measured");
-    assert!(number > 200, "the last one that was measured is launch {number} of 400");
+    // A busy machine may see the ends of all 400 at once, and then measures none.
+    let measured = (1..=20).find_map(|round| {
+        p.driver("fake_hold 1");
+        ring::grant(&client.core, 400 * round);
+        let mut leased = Vec::new();
+        for _ in 0..2 {
+            p.ok(&["launch 0 200"]);
+            leased.extend((0..200).map(|_| client.take()));
+        }
+        p.driver("fake_hold 0");
+        leased.iter().for_each(|request| client.ends(request));
+        let word = &client.region.completions[leased[0].stream as usize];
+        word.measured().map(|(number, _)| (number, leased[199].completion))
+    });
+    let (number, half) = measured.expect("some launches are measured");
+    assert!(number > half, "the last one that was measured is launch {number}, half are {half}");
     p.ends_well();
 }
 
