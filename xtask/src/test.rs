@@ -527,8 +527,10 @@ mod tests {
 
     #[test]
     fn every_group_runs_unless_it_repeats_another() {
-        let missing: Vec<_> =
-            Group::value_variants().iter().filter(|g| USUAL.iter().all(|(usual, _)| usual != *g)).collect();
+        let missing: Vec<_> = Group::value_variants()
+            .iter()
+            .filter(|g| USUAL.iter().all(|(usual, _)| usual != *g))
+            .collect();
         let named = [Group::Differential, Group::Ab, Group::Traps, Group::Fuzz, Group::Reload];
         assert_eq!(missing, named.each_ref());
     }

@@ -277,9 +277,8 @@ impl DispatchClient {
         let wake = |is_due: &mut bool, word| {
             if *is_due && user.may_wake(turn) {
                 *is_due = false;
-                let start_ns = cpu_ns();
-                let threads = wait::wake_some(word);
-                user.woke(threads, cpu_ns() - start_ns);
+                let start = user.begin_wake();
+                user.woke(wait::wake_some(word), Some(start));
             }
         };
         // Others wait for it to yield.
@@ -291,13 +290,14 @@ impl DispatchClient {
         } else if is_due && user.may_wake(turn) {
             self.woken_in = turn;
             // Without a system call if nobody sleeps.
-            let start_ns = (region.activity.waiters.load(Relaxed) > 0).then(cpu_ns);
+            let sleep = region.activity.waiters.load(Relaxed) > 0;
+            let start = sleep.then(|| user.begin_wake());
             let woken = match std::mem::take(&mut self.touched) {
                 true => wait::wake(region, core),
                 false => Some(wait::wake_some(&core.wake)),
             };
             if let Some(threads) = woken {
-                user.woke(threads, start_ns.map_or(0, |start_ns| cpu_ns() - start_ns));
+                user.woke(threads, start);
             }
             self.sleeps_on = woken >= Some(wait::WAKES_MAX);
         }
@@ -582,12 +582,6 @@ impl DispatchClient {
     pub fn is_drained(&self) -> bool {
         self.unanswered.is_empty() && !ring::has_come(&self.link.region, self.next_ticket)
     }
-}
-
-/// CPU time of this thread.
-fn cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -554,7 +554,6 @@ impl Dispatch {
         }
         true
     }
-
 }
 
 fn answer_of(decision: Decision, predicted_ns: u64) -> Answer {

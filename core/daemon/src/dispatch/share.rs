@@ -51,6 +51,14 @@ pub struct UserPass {
     marks: AtomicU32,
     wakes: AtomicU32,
     debt: Debt,
+    /// Wake-ups whose CPU time is still to be read, because one took long.
+    doubted: AtomicU32,
+}
+
+/// When a system call that wakes threads began.
+pub struct WakeStart {
+    wall_ns: u64,
+    cpu_ns: Option<u64>,
 }
 
 /// CPU time of wake-ups beyond what they should take. The kernel looks for those who sleep on a word in a list that it
@@ -66,10 +74,23 @@ struct Debt {
 /// A system call should take no longer, and so much longer for each thread that it wakes, ns.
 const WAKE_NS: u64 = 5_000;
 const WAKE_THREAD_NS: u64 = 15_000;
+/// CPU time of so many wake-ups is read after one that took longer: reading it is a system call, too, which all that were
+/// answered would wait for.
+const DOUBTED: u32 = 1_000;
 /// Lent at most before a user's threads are left to look around by themselves, ns.
 const DEBT_NS_MAX: u64 = 100_000;
 /// Time that must pass for each part of a debt.
 const DEBT_PART: u64 = 400;
+
+fn allowed_ns(threads: u32) -> u64 {
+    WAKE_NS + WAKE_THREAD_NS * u64::from(threads)
+}
+
+/// CPU time of this thread.
+fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
 
 impl Debt {
     fn left(&self, now_ns: u64) -> u64 {
@@ -83,7 +104,7 @@ impl Debt {
     }
 
     fn add(&self, now_ns: u64, took_ns: u64, threads: u32) {
-        let more = took_ns.saturating_sub(WAKE_NS + WAKE_THREAD_NS * u64::from(threads));
+        let more = took_ns.saturating_sub(allowed_ns(threads));
         if more > 0 {
             self.ns.store(self.left(now_ns) + more, Relaxed);
             self.at_ns.store(now_ns, Relaxed);
@@ -138,12 +159,26 @@ impl UserPass {
         self.debt.is_too_large(now_ns)
     }
 
-    /// A system call that woke so many threads and took so much CPU time.
-    pub fn woke(&self, threads: u32, took_ns: u64) {
+    /// Before a system call that wakes threads.
+    pub fn begin_wake(&self) -> WakeStart {
+        let cpu_ns = (self.doubted.load(Relaxed) > 0).then(cpu_ns);
+        WakeStart { wall_ns: now_ns(), cpu_ns }
+    }
+
+    /// After it: how many it woke. Others may have taken the CPU from it, so that time alone proves nothing.
+    pub fn woke(&self, threads: u32, start: Option<WakeStart>) {
         add(&self.wakes, 1 + threads);
-        if took_ns > WAKE_NS {
-            self.debt.add(now_ns(), took_ns, threads);
+        let Some(start) = start else { return };
+        let now_ns = now_ns();
+        if let Some(start_ns) = start.cpu_ns {
+            self.debt.add(now_ns, cpu_ns() - start_ns, threads);
         }
+        self.doubt(now_ns.saturating_sub(start.wall_ns) > allowed_ns(threads));
+    }
+
+    fn doubt(&self, took_long: bool) {
+        let left = self.doubted.load(Relaxed).saturating_sub(1);
+        self.doubted.store(if took_long { DOUBTED } else { left }, Relaxed);
     }
 }
 
@@ -192,7 +227,7 @@ mod tests {
         assert_eq!(user.left(2, share), share, "the next pass");
         let mut wakes = 0;
         while user.may_wake(2) {
-            user.woke(3, 0);
+            user.woke(3, Some(user.begin_wake()));
             wakes += 1;
         }
         assert_eq!(wakes, PASS_WAKES_USER_MAX / 4);
@@ -217,6 +252,19 @@ mod tests {
         }
         assert!(stalled_ns > 150_000 && stalled_ns < now_ns / 300, "{stalled_ns} ns");
         assert!(!debt.is_too_large(|| now_ns + 1_000_000_000), "all is paid");
+    }
+
+    #[test]
+    fn cpu_time_is_read_after_a_wake_up_that_took_long() {
+        let user = UserPass::default();
+        let reads = || user.begin_wake().cpu_ns.is_some();
+        assert!(!reads());
+        user.doubt(true);
+        for _ in 0..DOUBTED {
+            assert!(reads());
+            user.doubt(false);
+        }
+        assert!(!reads());
     }
 
     #[test]

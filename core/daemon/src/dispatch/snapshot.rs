@@ -2,12 +2,12 @@
 //! plane. Taken between passes, kernels and clients some at a time, because
 //! all of them at once would be a pause.
 
-use super::{Dispatch, Engine};
 use super::client::{DispatchClient, Oddities};
 use super::handover::FaultCost;
 use super::marks::MarkNumbers;
 use super::min_share::{MinShare, MinShares};
 use super::service::ServiceNumbers;
+use super::{Dispatch, Engine};
 use crate::profile_store::profiled::Device;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
