@@ -28,6 +28,9 @@
 
 static const unsigned THREADS = 256, COUNT = 1u << 18, BLOCKS = COUNT / THREADS;
 static const useconds_t STAYS_US = 700'000;
+// Kernels get other forms while nothing runs in their context; two processes that always wait for each other leave no
+// such moment.
+static const useconds_t IDLES_US = 1'000'000;
 
 __host__ __device__ inline unsigned mixed(unsigned value, unsigned key, unsigned rounds) {
     for (unsigned i = 0; i < rounds; ++i) {
@@ -153,7 +156,7 @@ static bool get(int from, void *to, size_t bytes) {
         }                                               \
     } while (0)
 
-// Fills a buffer again and again; never waits for the GPU, only for the other's word that it has enqueued its part.
+// Fills a buffer again and again. Waits for the GPU only once, and for the other's word that it has enqueued its part.
 static int produce(unsigned rounds, int to, int from) {
     unsigned *buffer;
     cudaEvent_t filled, consumed;
@@ -171,6 +174,10 @@ static int produce(unsigned rounds, int to, int from) {
         if (round) {
             PIPE(get(from, &word, 1));
             CK(cudaStreamWaitEvent(nullptr, consumed, 0));
+        }
+        if (round == rounds / 4) {
+            CK(cudaDeviceSynchronize());
+            usleep(IDLES_US);
         }
         fill_values<<<BLOCKS, THREADS>>>(buffer, COUNT, key_of(round));
         CK(cudaGetLastError());
