@@ -399,6 +399,11 @@ fn runner(across_processes: bool, filter: Option<&str>) -> Result<Command> {
         command.args(["nextest", "run", "--release", "--workspace", "--no-fail-fast"]);
         command.arg("--no-tests=pass").arg("--config-file");
         command.arg(repository().join("tests/nextest.toml"));
+        if !across_processes {
+            // Many wait for a clock.
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            command.arg("--test-threads").arg((cpus + 1).to_string());
+        }
         let floods = if across_processes || is_root() { "" } else { " and not binary(floods)" };
         command.arg("-E").arg(format!("{not}package({E2E_PACKAGE}){floods}")).args(filter);
         return Ok(command);

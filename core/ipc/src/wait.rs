@@ -116,7 +116,16 @@ pub fn wait<T>(
 /// Core: wake the client's threads if any sleeps, up to [`WAKES_MAX`]. Call after storing answers. How many were woken,
 /// if the system was asked: with [`WAKES_MAX`] more may sleep, which [`wake_some`] wakes.
 pub fn wake(client: &ClientRegion, core: &CoreRegion) -> Option<u32> {
-    steps::wake(&core.wake, &client.activity.waiters, || wake_some(&core.wake))
+    wake_by(client, core, wake_some)
+}
+
+/// The same, by a system call of the caller's on this word.
+pub fn wake_by<T>(
+    client: &ClientRegion,
+    core: &CoreRegion,
+    wake: impl FnOnce(&std::sync::atomic::AtomicU32) -> T,
+) -> Option<T> {
+    steps::wake(&core.wake, &client.activity.waiters, || wake(&core.wake))
 }
 
 /// Core: wake up to [`WAKES_MAX`] threads that sleep on a word. How many were.

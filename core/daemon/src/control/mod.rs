@@ -267,9 +267,12 @@ pub async fn heed(plane: Rc<Plane>, mut notices: mpsc::Receiver<Notice>) {
                 if plane.journal.may(Kind::Left) {
                     tracing::warn!(id, why, "client dropped");
                 }
-                if let Some(record) = plane.registry.borrow().get(id) {
+                let mut registry = plane.registry.borrow_mut();
+                registry.saw(&left.numbers);
+                if let Some(record) = registry.get(id) {
                     record.dismissal.now(why);
                 }
+                drop(registry);
                 plane.own_helper().close(left);
             }
             Notice::Disabled { generation } => {

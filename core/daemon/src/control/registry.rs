@@ -161,14 +161,17 @@ impl Registry {
         s.clients.iter().filter_map(with).collect()
     }
 
+    /// A client's figures, the last ones if it is gone from the dispatch thread.
+    pub fn saw(&mut self, numbers: &ClientNumbers) {
+        if let Some(record) = self.clients.get_mut(&numbers.id) {
+            record.seen = status::totals(record.identity.class, numbers);
+        }
+    }
+
     /// Sums by class. `numbers` may know of clients that left since, and not of others that are
     /// leaving now.
     pub fn totals(&mut self, numbers: &[ClientNumbers]) -> BTreeMap<Class, Totals> {
-        for n in numbers {
-            if let Some(record) = self.clients.get_mut(&n.id) {
-                record.seen = status::totals(record.identity.class, n);
-            }
-        }
+        numbers.iter().for_each(|n| self.saw(n));
         let mut all = self.left.clone();
         for record in self.clients.values() {
             all.entry(record.identity.class).or_default().add(record.seen);

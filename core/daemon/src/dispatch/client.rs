@@ -274,31 +274,28 @@ impl DispatchClient {
     pub fn wake(&mut self, turn: u64) -> bool {
         let NewClient { region, core, kernels, .. } = &self.link;
         let user = &kernels.pass;
+        if self.is_to_be_woken() && user.owes() {
+            // They look around by themselves soon.
+            (self.touched, self.sleeps_on) = (false, false);
+            (self.to_probe, self.to_yield) = (false, false);
+            return true;
+        }
         let wake = |is_due: &mut bool, word| {
             if *is_due && user.may_wake(turn) {
                 *is_due = false;
-                let start = user.begin_wake();
-                user.woke(wait::wake_some(word), Some(start));
+                user.wake_some(word);
             }
         };
         // Others wait for it to yield.
         wake(&mut self.to_yield, &core.yielding.word);
         let is_due = (self.touched || self.sleeps_on) && self.woken_in != turn;
-        if is_due && user.owes() {
-            // They look around by themselves soon.
-            (self.touched, self.sleeps_on) = (false, false);
-        } else if is_due && user.may_wake(turn) {
+        if is_due && user.may_wake(turn) {
             self.woken_in = turn;
-            // Without a system call if nobody sleeps.
-            let sleep = region.activity.waiters.load(Relaxed) > 0;
-            let start = sleep.then(|| user.begin_wake());
             let woken = match std::mem::take(&mut self.touched) {
-                true => wait::wake(region, core),
-                false => Some(wait::wake_some(&core.wake)),
+                // Without a system call if nobody sleeps.
+                true => wait::wake_by(region, core, |word| user.wake_some(word)),
+                false => Some(user.wake_some(&core.wake)),
             };
-            if let Some(threads) = woken {
-                user.woke(threads, start);
-            }
             self.sleeps_on = woken >= Some(wait::WAKES_MAX);
         }
         wake(&mut self.to_probe, &core.probes);

@@ -366,7 +366,8 @@ impl Dispatch {
                     let _ = done.send(at.ok().map(|at| self.remove(now, at)));
                 }
                 Control::Status { kernels, done } => {
-                    self.status = Some(Job::new(done, kernels));
+                    let last = self.clients.last().map_or(0, |client| client.id());
+                    self.status = Some(Job::new(done, kernels, last));
                 }
                 Control::LastFault { done } => {
                     let figures = self.policy().figures();
@@ -490,7 +491,10 @@ impl Dispatch {
         let numbers = ClientNumbers::of(&client, &self.engine, &self.min_shares);
         client.link.core.serving.store(0, SeqCst);
         // Those that are not woken look around by themselves soon.
-        let _ = wait::wake(&client.link.region, &client.link.core);
+        let NewClient { region, core, kernels, .. } = &client.link;
+        if !kernels.pass.owes() {
+            let _ = wait::wake_by(region, core, |word| kernels.pass.wake_some(word));
+        }
         self.engine.client_left(now, client.id(), &mut self.actions);
         client.release_kernels(&mut self.engine);
         self.forget_min_share(now, client.id());

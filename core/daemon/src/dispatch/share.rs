@@ -13,7 +13,7 @@ use tally_contract::limits::{
     PASS_COMPLETIONS_CLIENT_MAX, PASS_COMPLETIONS_MAX, PASS_MARKS_CLIENT_MAX,
     PASS_SUBMISSIONS_CLIENT_MAX, PASS_SUBMISSIONS_MAX, PASS_WAKES_USER_MAX,
 };
-use tally_ipc::wait::now_ns;
+use tally_ipc::wait::{self, now_ns};
 
 /// What is done for one client in a pass, at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,14 +51,8 @@ pub struct UserPass {
     marks: AtomicU32,
     wakes: AtomicU32,
     debt: Debt,
-    /// Wake-ups whose CPU time is still to be read, because one took long.
-    doubted: AtomicU32,
-}
-
-/// When a system call that wakes threads began.
-pub struct WakeStart {
-    wall_ns: u64,
-    cpu_ns: Option<u64>,
+    /// Until then the CPU time of wake-ups is read, because one took long.
+    doubted_until_ns: AtomicU64,
 }
 
 /// CPU time of wake-ups beyond what they should take. The kernel looks for those who sleep on a word in a list that it
@@ -74,12 +68,11 @@ struct Debt {
 /// A system call should take no longer, and so much longer for each thread that it wakes, ns.
 const WAKE_NS: u64 = 5_000;
 const WAKE_THREAD_NS: u64 = 15_000;
-/// CPU time of so many wake-ups is read after one that took longer: reading it is a system call, too, which all that were
-/// answered would wait for.
-const DOUBTED: u32 = 1_000;
 /// Lent at most before a user's threads are left to look around by themselves, ns.
 const DEBT_NS_MAX: u64 = 100_000;
-/// Time that must pass for each part of a debt.
+/// Time that must pass for each part of a debt. After a wake-up that took too long CPU time is read for as long: that is
+/// a system call, too, for which all that were answered would wait. So of time that others took from the CPU none is
+/// lent, and what is not charged is no more than what may be lent.
 const DEBT_PART: u64 = 400;
 
 fn allowed_ns(threads: u32) -> u64 {
@@ -159,26 +152,31 @@ impl UserPass {
         self.debt.is_too_large(now_ns)
     }
 
-    /// Before a system call that wakes threads.
-    pub fn begin_wake(&self) -> WakeStart {
-        let cpu_ns = (self.doubted.load(Relaxed) > 0).then(cpu_ns);
-        WakeStart { wall_ns: now_ns(), cpu_ns }
+    /// Wakes up to [`wait::WAKES_MAX`] threads that sleep on a word: how many it were.
+    pub fn wake_some(&self, word: &AtomicU32) -> u32 {
+        let start_ns = now_ns();
+        let cpu_start_ns = self.is_doubted(start_ns).then(cpu_ns);
+        let threads = wait::wake_some(word);
+        let cpu_ns = cpu_start_ns.map(|start_ns| cpu_ns() - start_ns);
+        self.woke(start_ns, now_ns(), cpu_ns, threads);
+        threads
     }
 
-    /// After it: how many it woke. Others may have taken the CPU from it, so that time alone proves nothing.
-    pub fn woke(&self, threads: u32, start: Option<WakeStart>) {
+    fn is_doubted(&self, now_ns: u64) -> bool {
+        now_ns < self.doubted_until_ns.load(Relaxed)
+    }
+
+    /// A system call woke so many threads. It took so much CPU time, if that was read.
+    fn woke(&self, start_ns: u64, now_ns: u64, cpu_ns: Option<u64>, threads: u32) {
         add(&self.wakes, 1 + threads);
-        let Some(start) = start else { return };
-        let now_ns = now_ns();
-        if let Some(start_ns) = start.cpu_ns {
-            self.debt.add(now_ns, cpu_ns() - start_ns, threads);
+        if let Some(took_ns) = cpu_ns {
+            self.debt.add(now_ns, took_ns, threads);
         }
-        self.doubt(now_ns.saturating_sub(start.wall_ns) > allowed_ns(threads));
-    }
-
-    fn doubt(&self, took_long: bool) {
-        let left = self.doubted.load(Relaxed).saturating_sub(1);
-        self.doubted.store(if took_long { DOUBTED } else { left }, Relaxed);
+        let too_long_ns = now_ns.saturating_sub(start_ns).saturating_sub(allowed_ns(threads));
+        if too_long_ns > 0 {
+            let until_ns = now_ns.saturating_add(too_long_ns.saturating_mul(DEBT_PART));
+            self.doubted_until_ns.fetch_max(until_ns, Relaxed);
+        }
     }
 }
 
@@ -227,7 +225,7 @@ mod tests {
         assert_eq!(user.left(2, share), share, "the next pass");
         let mut wakes = 0;
         while user.may_wake(2) {
-            user.woke(3, Some(user.begin_wake()));
+            user.woke(0, 0, None, 3);
             wakes += 1;
         }
         assert_eq!(wakes, PASS_WAKES_USER_MAX / 4);
@@ -254,17 +252,37 @@ mod tests {
         assert!(!debt.is_too_large(|| now_ns + 1_000_000_000), "all is paid");
     }
 
+    /// Between slow wake-ups there may be any number of fast ones.
     #[test]
-    fn cpu_time_is_read_after_a_wake_up_that_took_long() {
+    fn slow_wake_ups_among_fast_ones_are_lent_and_paid_back() {
         let user = UserPass::default();
-        let reads = || user.begin_wake().cpu_ns.is_some();
-        assert!(!reads());
-        user.doubt(true);
-        for _ in 0..DOUBTED {
-            assert!(reads());
-            user.doubt(false);
+        let (mut now_ns, mut stalled_ns) = (1, 0);
+        while now_ns < 10_000_000_000 {
+            for fast in 0..1_000 {
+                let started_ns = now_ns + 1_000 * fast;
+                let cpu_ns = user.is_doubted(started_ns).then_some(1_000);
+                user.woke(started_ns, started_ns + 1_000, cpu_ns, 1);
+            }
+            now_ns += 1_000_000;
+            if !user.debt.is_too_large(|| now_ns) {
+                let cpu_ns = user.is_doubted(now_ns).then_some(150_000);
+                user.woke(now_ns, now_ns + 150_000, cpu_ns, 0);
+                now_ns += 150_000;
+                stalled_ns += 150_000;
+            }
         }
-        assert!(!reads());
+        assert!(stalled_ns > 150_000 && stalled_ns < now_ns / 150, "{stalled_ns} ns");
+    }
+
+    #[test]
+    fn time_that_others_took_from_the_cpu_is_not_lent() {
+        let user = UserPass::default();
+        for at_ns in (1..=100).map(|n| n * 10_000_000) {
+            let cpu_ns = user.is_doubted(at_ns).then_some(2_000);
+            user.woke(at_ns, at_ns + 5_000_000, cpu_ns, 1);
+        }
+        assert!(user.is_doubted(1_010_000_000) && !user.is_doubted(10_000_000_000));
+        assert!(!user.debt.is_too_large(|| 1_010_000_000));
     }
 
     #[test]

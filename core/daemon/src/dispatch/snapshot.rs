@@ -27,6 +27,8 @@ use tokio::sync::oneshot;
 const PIECE: u32 = 1_024;
 /// Clients whose figures are read in one pass: some 10 us each, for the quantiles of a service.
 const PIECE_CLIENTS: usize = 4;
+/// Kernels whose figures are: names and forms are copied.
+const PIECE_KERNELS: usize = 16;
 
 /// What the shim counts; see `tally_ipc::layout::Counters`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -294,15 +296,30 @@ pub struct Job {
     cursor: u32,
     /// (measured ns in all, kernel)
     top: Largest<(u64, KernelId)>,
+    /// Those of them that are not read yet; once the table was looked through.
+    left: Option<std::vec::IntoIter<KernelId>>,
+    kernels: Vec<KernelNumbers>,
     /// By rising ids.
     clients: Vec<ClientNumbers>,
     /// Those below this id have been read.
     next_client: u32,
+    /// Who joins meanwhile is not read, or there might be no end.
+    last_client: u32,
 }
 
 impl Job {
-    pub fn new(reply: oneshot::Sender<Snapshot>, most: usize) -> Self {
-        Job { reply, cursor: 0, top: Largest::new(most), clients: Vec::new(), next_client: 0 }
+    /// Of clients up to this id, and of the `most` kernels with the most time.
+    pub fn new(reply: oneshot::Sender<Snapshot>, most: usize, last_client: u32) -> Self {
+        Job {
+            reply,
+            cursor: 0,
+            top: Largest::new(most),
+            left: None,
+            kernels: Vec::new(),
+            clients: Vec::new(),
+            next_client: 0,
+            last_client,
+        }
     }
 
     /// A client leaves, with its figures.
@@ -317,7 +334,8 @@ impl Job {
         of: impl Fn(&DispatchClient) -> ClientNumbers,
     ) -> bool {
         let first = clients.partition_point(|client| client.id() < self.next_client);
-        let left = &clients[first..];
+        let end = clients.partition_point(|client| client.id() <= self.last_client);
+        let left = &clients[first.min(end)..end];
         let piece = &left[..left.len().min(PIECE_CLIENTS)];
         self.clients.extend(piece.iter().map(|client| of(client)));
         self.next_client = piece.last().map_or(self.next_client, |client| client.id() + 1);
@@ -329,7 +347,7 @@ impl Job {
         let profiles = &engine.world().profiles;
         for _ in 0..PIECE {
             if self.cursor >= profiles.places() {
-                return true;
+                return self.copy_kernels(engine);
             }
             let at = self.cursor;
             self.cursor += 1;
@@ -342,10 +360,33 @@ impl Job {
         false
     }
 
+    fn copy_kernels(&mut self, engine: &Engine) -> bool {
+        let top = &mut self.top;
+        let left = self.left.get_or_insert_with(|| {
+            let top = std::mem::replace(top, Largest::new(0));
+            top.into_sorted().map(|(_, id)| id).collect::<Vec<_>>().into_iter()
+        });
+        let profiles = &engine.world().profiles;
+        let piece = left.by_ref().take(PIECE_KERNELS).filter_map(|id| profiles.get(id));
+        self.kernels.extend(piece.map(|p| KernelNumbers {
+            name: p.key.name.clone(),
+            image: p.key.image,
+            grid: p.key.grid,
+            block: p.key.block,
+            count: p.count,
+            mean_ns: p.mean_ns,
+            p99_ns: p.p99_ns(),
+            contended: p.contended,
+            demand: p.demand,
+            waves_permille: p.waves_permille(),
+            transformation: p.transformation,
+            forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
+        }));
+        left.len() == 0
+    }
+
     /// Fill in the rest and send it.
     fn finish(self, engine: &Engine, fill: impl FnOnce(&mut Snapshot)) {
-        let profiles = &engine.world().profiles;
-        let kernels = self.top.into_sorted().filter_map(|(_, id)| profiles.get(id));
         let mut snapshot = Snapshot {
             policy: engine.policy_stats().clone(),
             figures: None,
@@ -356,23 +397,8 @@ impl Job {
             high_busy: engine.high_active(),
             parks: 0,
             clients: self.clients,
-            kernels: kernels
-                .map(|p| KernelNumbers {
-                    name: p.key.name.clone(),
-                    image: p.key.image,
-                    grid: p.key.grid,
-                    block: p.key.block,
-                    count: p.count,
-                    mean_ns: p.mean_ns,
-                    p99_ns: p.p99_ns(),
-                    contended: p.contended,
-                    demand: p.demand,
-                    waves_permille: p.waves_permille(),
-                    transformation: p.transformation,
-                    forms: p.forms.iter().map(|(&(f, n), s)| (f, n, s.clone())).collect(),
-                })
-                .collect(),
-            kernels_known: profiles.known(),
+            kernels: self.kernels,
+            kernels_known: engine.world().profiles.known(),
             device: None,
         };
         fill(&mut snapshot);
