@@ -7,6 +7,7 @@ use crate::cli::StatusArgs;
 use crate::error::CtlError;
 use crate::table::{Align, table};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tally_admin::{
@@ -406,6 +407,9 @@ pub fn kernel_us(kernel: &KernelStatus, us: f64) -> String {
     format!("{bound}{us:.1}")
 }
 
+/// What a reason in [`KernelStatus::transformed`] begins with.
+const WHOLE_ONLY: &str = "whole only: ";
+
 fn kernels(out: &mut impl Write, all: &[KernelStatus], paint: Paint) -> std::io::Result<()> {
     use Align::{Left, Right};
     if all.is_empty() {
@@ -436,7 +440,16 @@ fn kernels(out: &mut impl Write, all: &[KernelStatus], paint: Paint) -> std::io:
         ("KERNEL", Left),
     ];
     writeln!(out)?;
-    print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)
+    print(out, &table(&header, &all.iter().map(row).collect::<Vec<_>>()), paint)?;
+    let mut reasons = BTreeMap::<&str, usize>::new();
+    for why in all.iter().filter_map(|k| k.transformed.strip_prefix(WHOLE_ONLY)) {
+        *reasons.entry(why).or_default() += 1;
+    }
+    for (why, count) in reasons {
+        let kernels = if count == 1 { "kernel" } else { "kernels" };
+        writeln!(out, "{WHOLE_ONLY}{why} ({count} {kernels})")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -502,6 +515,19 @@ mod tests {
         let kernels: Vec<_> = shown.lines().filter(|line| line.contains("E_32_32_4")).collect();
         assert!(kernels[0].contains(" 5.0") && kernels[0].contains("00c0ffee"), "{kernels:?}");
         assert!(kernels[1].contains("<= 5.0") && kernels[1].contains("deadbeef"), "{kernels:?}");
+    }
+
+    #[test]
+    fn reasons_why_kernels_stay_whole_follow_their_table() {
+        let kernel = |transformed: &str| KernelStatus {
+            transformed: transformed.into(),
+            ..KernelStatus::default()
+        };
+        let [a, b] = ["whole only: blocks wait: for each other", "whole only: the image is gone"];
+        let kernels = vec![kernel(a), kernel("ready"), kernel(b), kernel(a)];
+        let shown = shown(&Status { kernels, ..Status::default() }, Paint(false));
+        let end: Vec<_> = shown.lines().rev().take(2).collect();
+        assert_eq!(end, [format!("{b} (1 kernel)"), format!("{a} (2 kernels)")]);
     }
 
     #[test]
