@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes `docs/results.md` from `docs/results/*.json`. Standard library only; needs no GPU.
 
-render.py [--import OUT] [--check]
-  --import OUT   first take over a suite run's files: pair rows by their key, others whole
+render.py [--import OUT…] [--check]
+  --import OUT…  first take over a suite run's files; of several runs of the same, medians (render_import.py)
   --check        change nothing; exit 1 if docs/results.md is not what it would write
 
 What misses a promise, or had something not in force, gets a footnote, listed under "What falls short".
@@ -11,7 +11,6 @@ What misses a promise, or had something not in force, gets a footnote, listed un
 import argparse
 import json
 import pathlib
-import shutil
 import sys
 
 import render_core
@@ -19,6 +18,7 @@ import render_decide
 import render_decode
 import render_forms
 import render_frontier
+import render_import
 import render_kept
 import render_policy
 import render_programs
@@ -30,13 +30,10 @@ import render_tools
 import render_units
 import render_waits
 import render_width
-from common import merge_rows, write_json
 from markdown import made_with, number, percent, table
 from stats import host_drift
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-# As step_pairs.KEY; repeated so that rendering imports no step.
-PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
 # Tally's paper (ASPLOS 2025): mean p99 overhead over 36 pairs, queueing left out.
 PAPER_P99_OVER_SOLO = 1.072
 FORMS = ("preemptible", "sliced", "sm_limited", "graph_chained")
@@ -524,67 +521,16 @@ def render(folder):
     return "\n".join(lines).rstrip() + "\n"
 
 
-def take_over(out, folder):
-    """Bring the results of a suite run into `folder`; the names taken."""
-    folder.mkdir(parents=True, exist_ok=True)
-    taken = []
-    for name in FILES:
-        source, target = out / name, folder / name
-        if not source.is_file():
-            continue
-        taken.append(name)
-        if name == "pairs.json" and target.is_file():
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, merge_rows(old, new, PAIR_KEY))
-        elif name == "frontier.json" and target.is_file():
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, merge_rows(old, new, render_frontier.KEY))
-        elif name == "decode.json" and target.is_file():
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, merge_rows(old, new, render_decode.KEY))
-        elif name == "correct.json" and target.is_file():
-            # One sharing mode may have run alone.
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            for content in (old, new):
-                for row in content["rows"]:
-                    for key in ("device", "commit", "date"):
-                        row.setdefault(key, content["machine"].get(key))
-            write_json(target, {**new, "rows": merge_rows(old["rows"], new["rows"], ("device", "sharing", "scene"))})
-        elif name == "tools.json" and target.is_file():
-            # Some rows may have run, and all-reduces on another machine.
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, render_tools.merged(old, new))
-        elif name == "litmus.json":
-            # A run has some of the setups.
-            old = json.loads(target.read_text()) if target.is_file() else {"reports": []}
-            write_json(target, render_programs.with_litmus(old, json.loads(source.read_text())))
-        elif name == "forms.json" and target.is_file():
-            # Some kernels may have been measured, and facts, or not.
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, render_forms.merged(old, new))
-        elif name == "policy.json" and target.is_file():
-            # Some parts may have run, in another sharing mode.
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, render_policy.merged(old, new))
-        elif name == "latency.json" and target.is_file():
-            # `latency` and `memops` fill one file and may have run apart.
-            old, new = json.loads(target.read_text()), json.loads(source.read_text())
-            write_json(target, {**old, **{key: value for key, value in new.items() if value is not None}})
-        else:
-            shutil.copyfile(source, target)
-    return taken
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--import", dest="out", type=pathlib.Path, help="output folder of a suite run")
+    parser.add_argument("--import", dest="outs", type=pathlib.Path, nargs="+", default=[], help="output folders of suite runs")
     parser.add_argument("--check", action="store_true", help="only compare")
     parser.add_argument("--docs", type=pathlib.Path, default=REPOSITORY / "docs", help="the documentation's folder")
     args = parser.parse_args()
-    if args.out:
-        taken = take_over(args.out, args.docs / "results")
+    if args.outs:
+        taken = render_import.take_over(args.outs, args.docs / "results", FILES)
         if not taken:
-            sys.exit(f"{args.out} holds none of {', '.join(FILES)}")
+            sys.exit(f"{', '.join(map(str, args.outs))}: none of {', '.join(FILES)} is there")
         print(f"took over {', '.join(taken)}")
     page, text = args.docs / "results.md", render(args.docs / "results")
     if args.check:

@@ -1,7 +1,9 @@
 """The section of `docs/results.md` on objectives: best-effort share over the objective, way by way."""
 
 KEY = ("hp", "be", "mode", "policy", "slo_over_p99", "load", "device")
+PAIR = ("hp", "be", "load", "device")
 TARGET_PERCENT = 99.0
+HERALD, PRIORITY = "slo-herald", "tally-priority"
 
 
 def lines(rows, table, made_of):
@@ -11,12 +13,14 @@ def lines(rows, table, made_of):
         (
             "A service with Poisson arrivals beside a training. The objective is a multiple of the service's p99 with the GPU to itself. Attainment is "
             f"the share of requests whose service time keeps it; a share in brackets is of a way that does not keep it in {TARGET_PERCENT:g} %. "
-            "Only `slo-herald` knows the objective."
+            "Of medians the share's extremes are given. Only `slo-herald` knows the objective."
         ),
         "",
     ]
-    for hp, be, load, device in dict.fromkeys((row["hp"], row["be"], row["load"], row["device"]) for row in rows):
-        of_pair = [row for row in rows if (row["hp"], row["be"], row["load"], row["device"]) == (hp, be, load, device)]
+    text += against_others(rows, table)
+    for pair in dict.fromkeys(key_of(row) for row in rows):
+        hp, be, load, device = pair
+        of_pair = [row for row in rows if key_of(row) == pair]
         factors = sorted({row["slo_over_p99"] for row in of_pair})
         text += [f"`{hp}` beside `{be}`, load {load:g}, {device}, {made_of(of_pair)}:", ""]
         body = []
@@ -27,9 +31,45 @@ def lines(rows, table, made_of):
     return text
 
 
+def key_of(row):
+    return tuple(row[key] for key in PAIR)
+
+
+def keeps(row):
+    return row["attainment_percent"] >= TARGET_PERCENT
+
+
+def best(rows):
+    """The row with the most left for best effort among those that keep the objective, or None."""
+    return max(filter(keeps, rows), key=lambda row: row["be_share"], default=None)
+
+
+def against_others(rows, table):
+    """What `slo-herald` leaves to best effort in its better way, against the best other way that keeps the objective."""
+    body = []
+    for hp, be, load, device, factor in dict.fromkeys((*key_of(row), row["slo_over_p99"]) for row in rows):
+        alike = [row for row in rows if (*key_of(row), row["slo_over_p99"]) == (hp, be, load, device, factor)]
+        herald = best(row for row in alike if row["policy"] == HERALD)
+        other = best(row for row in alike if row["policy"] != HERALD)
+        priority = best(row for row in alike if row["policy"] == PRIORITY)
+        over = f"{herald['be_share'] / priority['be_share']:.2f}x" if herald and priority else "-"
+        body.append([f"`{hp}`", f"`{be}`", f"{factor:g}x", told(herald), told(other), over])
+    header = ["service", "beside", "objective", "most under `slo-herald`", "most under another way", f"over `{PRIORITY}`"]
+    intro = (
+        "The largest best-effort share among the ways that keep the objective, and in brackets how many requests keep it with queueing. The last "
+        f"column compares with `{PRIORITY}` in its better sharing mode."
+    )
+    return [intro, "", *table(header, body)]
+
+
+def told(row):
+    return f"{row['be_share']:.2f}, {row['mode']} ({row['attainment_queued_percent']:.0f} %)" if row else "none keeps it"
+
+
 def cell(row):
     if row is None:
         return "-"
-    share = f"{row['be_share']:.2f}"
-    kept = row["attainment_percent"] >= TARGET_PERCENT
-    return f"{row['attainment_percent']:.1f}, {share if kept else f'({share})'}"
+    share = f"{row['be_share']:.2f}" if keeps(row) else f"({row['be_share']:.2f})"
+    least, most = row.get("of_runs", {}).get("be_share", (None, None))
+    extremes = f" [{least:.2f} to {most:.2f}]" if least is not None else ""
+    return f"{row['attainment_percent']:.1f}, {share}{extremes}"

@@ -1,9 +1,10 @@
 """A language model's decode service beside best-effort work: tokens that are late, and what the other work gets.
 
 The service (decode_job.py) replays a trace of requests. First it has the GPU to itself, which sets the target: so many
-times its own p95 step. Then, in each mode, it serves beside each best-effort program, at each load. A load is a share
-of the tokens a second that the service alone makes of a backlog: `full` is a backlog, so that it never pauses. At half
-of it batches are half as large, and there are few pauses; at 0.05 there are many.
+times its own p95 step. Then, in each mode, it serves beside each best-effort program, at each load. Under `full` it has
+a backlog, so that it never pauses; under `half` it is alone busy half of the time, as the services of `pairs` are. A
+number is a share of the tokens a second that the service alone makes of a backlog: at 0.5 there are few pauses, for it
+is the batches that are smaller.
 
 With a core the target is set as the objective for tokens while the programs run (`tallyctl client set NAME --tpot`),
 and each row has what the core counted. The digest of a fixed schedule must be the same in every mode.
@@ -35,15 +36,12 @@ step_pairs.MODES.update({policy: ("tally-mps", policy, "mps") for policy in DETS
 LEARNS = (*HERALDS, *DETSHARE)
 WIDTHS = step_frontier.WIDTHS
 MODES = ("plain", "mps", "mps-priority", *(f"mps-{width}" for width in WIDTHS), "priority-timeslice", "priority-mps", *LEARNS)
-LOADS = {"full": None, "half": 0.5}
+FULL, HALF = "full", "half"
+# The share of tokens at half load is searched for, from here on, until the service alone is so busy, percent.
+HALF_FIRST, HALF_BUSY_PERCENT, HALF_TRIES_MAX = 0.2, (44, 56), 5
 # How far its logits may be from those without a KV cache; with a wrong cache it is about 1.
 OFF_MAX = 0.1
 QUANTILES = (0.5, 0.95, 0.99)
-
-
-def share_of(load):
-    """A load as a share of the tokens that the service alone makes of a backlog; None: the backlog."""
-    return LOADS[load] if load in LOADS else float(load)
 
 
 class Alone:
@@ -51,11 +49,13 @@ class Alone:
 
     def __init__(self):
         self.served, self.be_steps_per_s, self.digest, self.attention = {}, {}, None, "auto"
+        # Of a load: the share of the tokens that the service makes of a backlog; None: the backlog.
+        self.shares = {FULL: None, HALF: HALF_FIRST}
 
     def rate_per_s(self, load, trace):
         """Requests a second of a load; None: as many as it serves."""
-        share = share_of(load)
-        return share and share * self.served["full"]["tokens_per_s"] / decode_batch.generated_mean(decode_batch.read(trace))
+        share = self.shares[load] if load in self.shares else float(load)
+        return share and share * self.served[FULL]["tokens_per_s"] / decode_batch.generated_mean(decode_batch.read(trace))
 
     def target_ms(self, load, times):
         return times * percentile(self.served[load]["steps_ms"], 0.95)
@@ -95,6 +95,7 @@ def row(suite, alone, mode, policy, beside, load, served, shares, core, same_tok
         "steps": len(served["steps_ms"]),
         "batch_mean": round(served["tokens"] / max(len(served["steps_ms"]), 1), 2),
         "busy_percent": served["busy_percent"],
+        "solo_busy_percent": base["busy_percent"],
         "requests": served["requests"],
         "waiting": served["waiting"],
         **shares,
@@ -122,6 +123,19 @@ def serve(args, alone, load, hp, start_at, warm_s, seconds):
     """The service serves a load: the same requests in every mode."""
     command = {"job": SERVICE, "start_at": start_at, "warm_s": warm_s, "seconds": seconds, "trace": args.trace, "marks": args.marks}
     return hp.ask("decode", timeout_s=warm_s + seconds + 60, rate_per_s=alone.rate_per_s(load, args.trace), **command)
+
+
+def serve_half(args, alone, hp, failures):
+    """The service alone, with as many requests as make it busy half of the time."""
+    least, most = HALF_BUSY_PERCENT
+    for _ in range(HALF_TRIES_MAX):
+        served = serve(args, alone, HALF, hp, soon(), args.warm, args.seconds)
+        busy = max(served["busy_percent"], 1)
+        if least <= busy <= most:
+            return served
+        alone.shares[HALF] *= min(max(50 / busy, 0.5), 2)
+    failures.add(f"at half load the service alone is busy {busy} % of the time, wanted {least} to {most}")
+    return served
 
 
 def be_rate(args, be, job):
@@ -154,8 +168,9 @@ def measure_alone(suite, alone, rows, failures):
         if not checked["off"] <= OFF_MAX:
             failures.add(f"the service's logits are off by {checked['off']:.3f} of their spread (attention: {checked['attention']})")
         alone.digest = exact(args, hp)
-        for load in dict.fromkeys(["full", *args.loads.split(",")]):
-            alone.served[load] = serve(args, alone, load, hp, soon(), args.warm, args.seconds)
+        for load in dict.fromkeys([FULL, *args.loads.split(",")]):
+            is_half = load == HALF
+            alone.served[load] = serve_half(args, alone, hp, failures) if is_half else serve(args, alone, load, hp, soon(), args.warm, args.seconds)
             alone.attention = alone.served[load]["attention"]
             rows.add(row(suite, alone, "solo", "none", "-", load, alone.served[load], {}, None, None))
 
@@ -287,7 +302,7 @@ def main(suite):
         return [f"unknown: {', '.join(unknown)}; modes are {', '.join(step_pairs.MODES)}"]
     with failures.guard("alone"):
         measure_alone(suite, alone, rows, failures)
-    if set(alone.served) < {"full", *args.loads.split(",")}:
+    if set(alone.served) < {FULL, *args.loads.split(",")}:
         return failures.messages
     for mode in modes:
         for jobs in groups(args, mode):
@@ -299,7 +314,7 @@ def main(suite):
 def add_arguments(parser):
     parser.add_argument("--modes", default=",".join(MODES), help="comma-separated modes")
     parser.add_argument("--beside", default=",".join(BESIDE), help="comma-separated best-effort programs: trainings of models.py")
-    parser.add_argument("--loads", default="full,half", help=f"comma-separated, of {', '.join(LOADS)} and numbers such as 0.1")
+    parser.add_argument("--loads", default="full,half", help=f"comma-separated, of {FULL}, {HALF} and numbers such as 0.1")
     parser.add_argument("--trace", default="conv", choices=decode_batch.TRACES, help="requests")
     parser.add_argument("--times", type=float, default=1.5, help="the target, as a multiple of the service's own p95 step")
     parser.add_argument("--seconds", type=float, default=8, help="length of each measuring window")

@@ -1,10 +1,10 @@
 """Best-effort work over the objective: what each way of sharing gives a training beside a service that must keep it.
 
 For each pair: the service alone, beside idle programs, then each baseline once, and slo-herald under MPS once for each
-objective, which is set while the programs run. Objectives are multiples of the service's own p99 in this run, the
-median of three windows. A baseline does not know the objective: its attainment is worked out for each from the same
-requests. Arrivals are those of `pairs`. Whether a way keeps an objective is told by service times; queued ones are
-given beside them.
+objective, which is set while the programs run; if asked, also time slices with each request put off by its slack.
+Objectives are multiples of the service's own p99 in this run, the median of three windows. A baseline does not know the
+objective: its attainment is worked out for each from the same requests. Arrivals are those of `pairs`. Whether a way
+keeps an objective is told by service times; queued ones are given beside them.
 """
 
 import argparse
@@ -38,6 +38,10 @@ step_pairs.MODES.update({mode: (label, "slo-herald", "mps") for mode, (label, _)
 step_pairs.CORE_CONFIGS.update({mode: config for mode, (_, config) in HERALDS.items()})
 # There it makes nothing of an objective.
 step_pairs.MODES["herald-timeslice"] = ("tally-timeslice", "slo-herald", "timeslice")
+# What a policy could gain in time slices, where slack can only put off the first launch of a unit: the service does that
+# itself, for so much of the slack.
+PUT_OFF, PUT_OFF_PERMILLE = "put-off-timeslice", 900
+step_pairs.MODES[PUT_OFF] = ("tally-timeslice, requests put off", "tally-priority", "timeslice")
 # MPS with the training on so many percent of the SMs.
 WIDTHS = ("75", "50", "25")
 step_pairs.MODES.update({f"mps-{width}": (f"mps, training on {width} %", "none", "mps") for width in WIDTHS})
@@ -136,8 +140,11 @@ def measure_mode(suite, pair, mode, rows, failures):
                 slo_ms = factor * percentile(pair.solo["service_ms"], 0.99)
                 set_objective(suite, core, names(pair)[0], slo_ms)
                 learn(suite, pair, hp, be)
-            if mode in HERALDS or number == 0:
-                served, trained, _, _ = measure_shared(again if number else once, pair, hp, be, core)
+            if mode in HERALDS or mode == PUT_OFF or number == 0:
+                put_off_ms = 0
+                if mode == PUT_OFF:
+                    put_off_ms = (factor - 1) * percentile(pair.solo["service_ms"], 0.99) * PUT_OFF_PERMILLE / 1e3
+                served, trained, _, _ = measure_shared(again if number else once, pair, hp, be, core, put_off_ms)
             if mode not in HERALDS:
                 rows.add(pair, label, policy, factor, served, trained)
                 continue

@@ -158,8 +158,8 @@ def measure_idle(args, pair, hp, be):
     pair.beside_idle = served
 
 
-def measure_shared(args, pair, hp, be, core):
-    """Each alone in this mode, then both at once.
+def measure_shared(args, pair, hp, be, core, put_off_ms=0):
+    """Each alone in this mode, then both at once, each request that finds its program idle put off by so much.
 
     (inference's answer, training's answer, the inference's warmed p50 alone, the training's rate alone).
     """
@@ -174,7 +174,8 @@ def measure_shared(args, pair, hp, be, core):
     warm = hp.ask("closed", job=pair.hp_job, n=WARM_REQUESTS)["service_ms"]
     start_at = soon()
     be.send("train", job=pair.be_job, start_at=start_at, seconds=args.seconds, until_stop=True)
-    served = hp.ask("requests", timeout_s=args.seconds * LIMIT + 30, **arrivals(args, pair, start_at))
+    late = {"put_off_ms": put_off_ms} if put_off_ms else {}
+    served = hp.ask("requests", timeout_s=args.seconds * LIMIT + 30, **arrivals(args, pair, start_at), **late)
     be.process.send({"stop": True})
     trained = be.receive(timeout_s=args.seconds + 30)
     return served, trained, percentile(warm, 0.5), own.get("steps_per_s")

@@ -14,8 +14,10 @@ sys.path.insert(0, str(HERE))
 import decode_batch
 import render
 import render_decode
+import render_import
 import step_decode
 import step_pairs
+from common import Failures
 from decode_batch import BATCH_MAX, CHUNK, PAGE, SCRATCH_PAGE, TOKENS_MAX, Batcher, Request
 
 MACHINE = {"device": "GPU", "driver": "1", "torch": "2", "commit": "c", "date": "2026-11-26"}
@@ -208,11 +210,25 @@ class Step(unittest.TestCase):
         self.assertEqual([sent[1]["seconds"] for sent in programs.sent if "decode" in sent], [5, 8])
         self.assertEqual(row["core"]["counted"]["steps_of_the_service"], 14)
 
-    def test_half_a_load_is_half_of_the_tokens_a_second_of_the_backlog(self):
+    def test_a_number_is_a_share_of_the_tokens_a_second_of_the_backlog(self):
         alone, mean = self.alone(), decode_batch.generated_mean(decode_batch.read("conv"))
         self.assertIsNone(alone.rate_per_s("full", "conv"))
-        self.assertAlmostEqual(alone.rate_per_s("half", "conv"), 50.0 / mean)
+        self.assertAlmostEqual(alone.rate_per_s("0.5", "conv"), 50.0 / mean)
         self.assertAlmostEqual(alone.rate_per_s("0.1", "conv"), 10.0 / mean)
+
+    def test_at_half_load_the_service_alone_is_busy_half_of_the_time(self):
+        alone, failures, shares = self.alone(), Failures(), []
+
+        def busy_by_share(_args, alone, *_):
+            shares.append(alone.shares["half"])
+            return {"busy_percent": min(400 * shares[-1], 100)}
+
+        with mock.patch.object(step_decode, "serve", busy_by_share):
+            told = step_decode.serve_half(self.suite().args, alone, None, failures)
+        self.assertEqual((len(shares), round(told["busy_percent"]), failures.messages), (2, 50, []))
+        with mock.patch.object(step_decode, "serve", lambda *_: {"busy_percent": 90}), mock.patch("builtins.print"):
+            step_decode.serve_half(self.suite().args, alone, None, failures)
+        self.assertEqual(len(failures.messages), 1)
 
     def test_in_timeslice_one_best_effort_program_is_alive(self):
         self.assertEqual(step_decode.groups(self.suite().args, "priority-mps"), [["a", "b"]])
@@ -236,7 +252,7 @@ class Step(unittest.TestCase):
             text = render.render(docs)
             expected = "| tally-mps | tally-priority | `gpt2-train` | full | 15.00 | 50.00 | 60.00 | 15.00 / 20.00 / 20.00 | 0.50 | 4.0 | 0.50 (0.75 of its own) | 50.00 | yes |"
             self.assertIn(expected, text)
-            self.assertEqual(render.take_over(out, docs), ["decode.json"])
+            self.assertEqual(render_import.take_over([out], docs, render.FILES), ["decode.json"])
             rows = json.loads((docs / "decode.json").read_text())
             self.assertEqual([(r["load"], r["violations_percent"]) for r in rows], [("half", 50.0), ("full", 1.25)])
             self.assertIn("| full | 15.00 | 1.25 | 60.00 |", render.render(docs))

@@ -12,6 +12,8 @@ sys.path.insert(0, str(HERE))
 import cost_rows
 import render
 import render_core
+import render_frontier
+import render_import
 import render_policy
 import stats
 import step_shim
@@ -402,7 +404,7 @@ class Renderer(unittest.TestCase):
         self.put("pairs.json", [pair_row(p50_ms=1)], out)
         self.put("latency.json", {"rows": [], "memops": None}, out)
         self.put("latency.json", {"memops": {"per_kernel": []}})
-        self.assertEqual(render.take_over(out, self.docs / "results"), ["pairs.json", "latency.json"])
+        self.assertEqual(render_import.take_over([out], self.docs / "results", render.FILES), ["pairs.json", "latency.json"])
         rows = json.loads((self.docs / "results" / "pairs.json").read_text())
         self.assertEqual([(r["mode"], r["p50_ms"]) for r in rows], [("mps", 8), ("tally-mps", 1)])
         latency = json.loads((self.docs / "results" / "latency.json").read_text())
@@ -422,7 +424,7 @@ class Renderer(unittest.TestCase):
         new = [kernel("b", **bounds), kernel("c", **{**bounds, "slice_us": 52.5}), kernel("d", **bounds, **used)]
         content = {"machine": {**MACHINE, "commit": "newer"}, "rewritten": {"x": {"refused": {}}}, "kernels": new}
         (out / "forms.json").write_text(json.dumps(content))
-        self.assertEqual(render.take_over(out, self.docs / "results"), ["forms.json"])
+        self.assertEqual(render_import.take_over([out], self.docs / "results", render.FILES), ["forms.json"])
         kept = json.loads((self.docs / "results" / "forms.json").read_text())
         self.assertEqual([(r["kernel"], r["made"]["commit"]) for r in kept["kernels"]], [("a", "c"), ("b", "newer"), ("c", "newer"), ("d", "newer")])
         self.assertEqual((kept["facts"], kept["rewritten"]), ({"raise": {}}, {"x": {"refused": {}}}))
@@ -448,7 +450,7 @@ class Renderer(unittest.TestCase):
             row = {"campaign": "in turns", "part": "made", "setup": setup, "ended": ended, "mechanisms": {}}
             content = {"machine": {**MACHINE, "commit": commit}, "seed": seed, "rows": [row]}
             (out / "litmus.json").write_text(json.dumps(content))
-            self.assertEqual(render.take_over(out, self.docs / "results"), ["litmus.json"])
+            self.assertEqual(render_import.take_over([out], self.docs / "results", render.FILES), ["litmus.json"])
 
         for report in (("fifo", "a", 1), ("random", "a", 2), ("fifo", "b", 3), ("fifo", "a", 4), ("fifo", "a", 5, 2001)):
             take(*report)
@@ -463,7 +465,7 @@ class Renderer(unittest.TestCase):
         out.mkdir()
         content = {"machine": {**MACHINE, "commit": "newer"}, "rows": [{**row, "sharing": "timeslice"}]}
         (out / "correct.json").write_text(json.dumps(content))
-        self.assertEqual(render.take_over(out, self.docs / "results"), ["correct.json"])
+        self.assertEqual(render_import.take_over([out], self.docs / "results", render.FILES), ["correct.json"])
         rows = json.loads((self.docs / "results" / "correct.json").read_text())["rows"]
         self.assertEqual(
             [(r["sharing"], r["commit"]) for r in rows], [("mps", MACHINE["commit"]), ("timeslice", "newer")]
@@ -478,7 +480,41 @@ class Renderer(unittest.TestCase):
     def test_the_key_is_the_steps(self):
         import step_pairs
 
-        self.assertEqual(render.PAIR_KEY, step_pairs.KEY)
+        self.assertEqual(render_import.PAIR_KEY, step_pairs.KEY)
+
+
+class SeveralRuns(unittest.TestCase):
+    def row(self, share, attainment=99.5, policy="slo-herald", **changed):
+        given = {"hp": "a", "be": "b", "mode": "tally-mps", "slo_over_p99": 2.0, "load": 0.5, "device": "X", "runs": 1, "commit": "c", "date": "d"}
+        return {**given, "policy": policy, "be_share": share, "attainment_percent": attainment, "attainment_queued_percent": 90.0, **changed}
+
+    def test_rows_of_several_runs_become_medians_with_their_extremes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for number, share in enumerate((0.5, 0.3, 0.4)):
+                (root / str(number)).mkdir()
+                (root / str(number) / "frontier.json").write_text(json.dumps([self.row(share)]))
+            outs = [root / str(number) for number in range(3)]
+            self.assertEqual(render_import.take_over(outs, root / "docs", render.FILES), ["frontier.json"])
+            (row,) = json.loads((root / "docs" / "frontier.json").read_text())
+            self.assertEqual((row["be_share"], row["runs"], row["of_runs"]["be_share"]), (0.4, 3, [0.3, 0.5]))
+            (outs[0] / "forms.json").write_text("{}")
+            (outs[1] / "forms.json").write_text("{}")
+            with self.assertRaisesRegex(ValueError, "forms.json is in 2 of the folders"):
+                render_import.take_over(outs, root / "docs", render.FILES)
+
+    def test_medians_are_taken_of_parts_and_not_of_what_one_run_lacks(self):
+        rows = [self.row(0.1, step_ms={"p50": 1.0}, own=1.0), self.row(0.2, step_ms={"p50": 3.0}, own=None), self.row(0.3, step_ms={"p50": 2.0}, own=2.0)]
+        (row,) = render_import.medians([[one] for one in rows], render_frontier.KEY)
+        self.assertEqual((row["step_ms"], row["own"]), ({"p50": 2.0}, None))
+        self.assertEqual(len(render_import.medians([[self.row(0.1)], [self.row(0.1, be="other")]], render_frontier.KEY)), 2)
+
+    def test_the_share_is_compared_with_other_ways_that_keep_the_objective(self):
+        rows = [self.row(0.5), self.row(0.9, attainment=98.0), self.row(0.4, policy="tally-priority"), self.row(0.8, policy="none", attainment=50.0)]
+        text = "\n".join(render_frontier.lines(rows, render.table, render.made_of))
+        self.assertIn("| `a` | `b` | 2x | 0.50, tally-mps (90 %) | 0.40, tally-mps (90 %) | 1.25x |", text)
+        text = "\n".join(render_frontier.lines([self.row(0.9, attainment=98.0)], render.table, render.made_of))
+        self.assertIn("| none keeps it | none keeps it | - |", text)
 
 
 if __name__ == "__main__":

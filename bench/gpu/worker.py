@@ -8,7 +8,7 @@ an `id` that its answers repeat:
 | do | arguments | answer |
 | --- | --- | --- |
 | closed | job, n | service_ms of n requests back to back, or of as many as there are in 4 s |
-| requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
+| requests | job, start_at, seconds, rate_per_s, seed, limit_s, until_stop, put_off_ms | service_ms and queued_ms of open-loop Poisson arrivals, digest of the last output; with until_stop only until the next line |
 | train | job, start_at, seconds, until_stop | steps done in the window and their rate; then goes on until the next line, if asked |
 | streams | job | nothing; runs kernels in two streams at the same time |
 | decode | job, start_at, warm_s, seconds, trace, rate_per_s, marks | what decode_job.py's service served, and how long its steps took |
@@ -88,8 +88,10 @@ class Worker:
         return {"job": job}
 
     @torch.no_grad()
-    def open_loop(self, job, start_at, seconds, rate_per_s, seed, limit_s, until_stop=False):
+    def open_loop(self, job, start_at, seconds, rate_per_s, seed, limit_s, until_stop=False, put_off_ms=0):
         """Serve arrivals in order; one that finds the program busy waits (queued).
+
+        One that finds it idle begins `put_off_ms` later, which counts as service.
 
         All arrivals of the window are served, late ones too, until `limit_s`
         from the start: what is unserved then is counted, with its wait so far.
@@ -104,8 +106,10 @@ class Worker:
             begin = time.monotonic()
             if begin > start_at + limit_s or (until_stop and line_waits()):
                 break
+            goes_at = due + put_off_ms / 1e3 if begin < due else begin
             while begin < due:
                 begin = time.monotonic()
+            models.wait_for(goes_at)
             output = request()
             models.sync_stream()
             end = time.monotonic()
