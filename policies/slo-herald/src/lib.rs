@@ -11,6 +11,7 @@
 //! decide(launch):
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
+//!     if each service has held nothing back of late:         likewise
 //!     cost := its predicted time; a tenth of it, if the launch is light; 2 ms, if it was never measured
 //!     if each service with an open unit shares SMs, and the launch is not light and can be limited:
 //!                                                            run on the fewest SMs of those services
@@ -72,6 +73,7 @@ tally_sdk::reasons! {
     NotItsTurn = "other best-effort clients' share of the GPU",
     Alone = "no high-priority client is connected",
     Between = "no unit is open",
+    Free = "services have held nothing back of late",
     Spare = "the open units can spare the time",
     Beside = "the open units can spare some SMs",
     Floor = "less than the client's least share of the GPU",
@@ -177,6 +179,9 @@ impl Herald {
             self.sm_count = launch.sm_count;
             self.services.iter_mut().for_each(|one| one.share.set_sm_count(launch.sm_count));
         }
+        if self.is_free() {
+            return self.unasked(launch, is_due, Reason::Free);
+        }
         let cost_ns = self.cost_ns(launch);
         // A unit may stay open for as long as its program likes.
         let idle_ns = if launch.high_active() { 0 } else { launch.high_idle_ns };
@@ -214,14 +219,15 @@ impl Herald {
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns, within));
         if let Some(sms) = beside.filter(|_| within) {
             for service in &mut self.services {
-                service.spend(launch.now_ns, 0);
+                service.spend(launch.now_ns, launch.predicted_ns, 0);
                 service.share.limited();
             }
             self.counters.add(BESIDE, 1);
             return Decision::SmLimited(sms).because(Reason::Beside);
         }
         if within {
-            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
+            let (now_ns, predicted_ns) = (launch.now_ns, launch.predicted_ns);
+            self.services.iter_mut().for_each(|one| one.spend(now_ns, predicted_ns, cost_ns));
         }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
@@ -241,9 +247,9 @@ impl Units for Herald {
         else {
             return;
         };
-        let was_strict = service.is_strict();
+        let was = (service.is_strict(), service.is_free());
         let left_ns = service.began(now_ns, since_ns, deadline_ns);
-        if service.is_strict() != was_strict {
+        if (service.is_strict(), service.is_free()) != was {
             self.changed();
         }
         // What is under way would take more than the unit can bear.
@@ -348,11 +354,21 @@ impl Herald {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
+        self.unasked(launch, is_due, Reason::Alone)
+    }
+
+    /// The launch and those after it run, unless several best-effort clients share.
+    fn unasked(&mut self, launch: &Launch, is_due: bool, reason: Reason) -> Answer {
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         let lease = self.shares.lease(self.settings.lease_launches);
-        Decision::Run(lease).because(Reason::Alone)
+        Decision::Run(lease).because(reason)
+    }
+
+    /// No service holds anything back, as far as is known.
+    fn is_free(&self) -> bool {
+        !self.services.is_empty() && self.services.iter().all(Service::is_free)
     }
 
     /// SMs for a launch on which each open unit can bear it for as long as it takes.
@@ -429,7 +445,8 @@ impl Herald {
         let yields = !self.shares.time_sliced && self.services.iter().any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);
         let window_ns = self.window_ns;
-        self.shares.set_terms(Terms { window_ns, leases: is_alone, yields });
+        let leases = is_alone || (!self.shares.time_sliced && self.is_free());
+        self.shares.set_terms(Terms { window_ns, leases, yields });
     }
 }
 

@@ -2,6 +2,7 @@ use super::*;
 use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
 use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER, SharingMode};
 
+mod free;
 mod space;
 
 const US: u64 = 1_000;
