@@ -2,7 +2,8 @@
 
 A server runs as a high-priority client, eager and as a CUDA graph, and serves so many requests one after another; the
 core counts them by the program's launches and waits, or by NVTX marks. With two buffers the next request is launched
-before the last is waited for. In a decode loop each launch of a CUDA graph is a token, by `--tpot`.
+before the last is waited for. In a decode loop each launch of a CUDA graph is a token, by `--tpot`. With
+`client.profile_units` the core also tells a unit's launches and their GPU time, against CUPTI's.
 """
 
 import json
@@ -19,12 +20,15 @@ CASES += [("graph", "tokens", buffers) for buffers in (1, 2)]
 P_TOLERANCE = 0.02
 # The core's histogram tells 1 % apart.
 TOLERANCE_MS = 0.03
+# Kernels of 0.1 ms and more, each with an event behind it.
+PROFILE_UNITS, BUSY_TOLERANCE = 300, 0.1
 
 
 def measure(suite, core, case, failures):
     kind, source, buffers = case
     name = f"{kind}-{source}-{buffers}"
-    command = [sys.executable, str(HERE / "unit_job.py"), kind, source, str(buffers), str(suite.args.units)]
+    units = PROFILE_UNITS if source == "profile" else suite.args.units
+    command = [sys.executable, str(HERE / "unit_job.py"), kind, source, str(buffers), str(units)]
     options = ["--tpot", "1s"] if source == "tokens" else []
     command = [str(part) for part in core.client_command("high", name, command, options)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -60,23 +64,49 @@ def measure(suite, core, case, failures):
         failures.add(f"{name}: {row['requests']} units, the program counted {own['units']}")
     for key in ("p50_ms", "p99_ms"):
         # Without marks the core's clock begins at the first launch, for which the program prepares a while.
-        least_ms = own[key.replace("_ms", "_from_launch_ms")] if source == "activity" else own[key]
+        least_ms = own[key.replace("_ms", "_from_launch_ms")] if source in ("activity", "profile") else own[key]
         tolerance_ms = max(P_TOLERANCE * own[key], TOLERANCE_MS)
         if not least_ms - tolerance_ms <= row[key] <= own[key] + tolerance_ms:
             failures.add(f"{name}: {key} {row[key]:.3f}, the program measured {least_ms:.3f} to {own[key]:.3f}")
+    if source == "profile":
+        row["profile"] = seen.get("profile")
+        for note in profile_faults(row["profile"], own):
+            failures.add(f"{name}: {note}")
     return row
+
+
+def profile_faults(profile, own):
+    """What the core's profile of a unit says that the program's own does not."""
+    if not profile:
+        return ["no unit was profiled"]
+    faults = []
+    if profile["launches"] != own["launches"]:
+        faults.append(f"{profile['launches']} launches in a unit, CUPTI has {own['launches']}")
+    if abs(profile["gpu_busy_ms"] / own["gpu_busy_ms"] - 1) > BUSY_TOLERANCE:
+        faults.append(f"{profile['gpu_busy_ms']:.3f} ms on the GPU, CUPTI has {own['gpu_busy_ms']:.3f}")
+    if profile["sms_max"] < 100:
+        faults.append(f"kernels of {profile['sms_max']} SMs at most, and they fill the GPU")
+    return faults
 
 
 def main(suite):
     """Counts and times of units."""
     failures, rows = Failures(), []
-    with Core(suite, "units", "tally-priority", suite.args.sharing) as core:
-        for case in CASES:
+    config = suite.work / "units.toml"
+    config.write_text("[client]\nprofile_units = true\n")
+    # Profiled units are apart: the others' times are those of the usual settings.
+    for number, (extra, cases) in enumerate([((), CASES), (("--config", config), [("eager", "profile", 1)])]):
+        measure_cases(suite, f"units-{number}", extra, cases, rows, failures)
+    return failures.messages
+
+
+def measure_cases(suite, name, extra, cases, rows, failures):
+    with Core(suite, name, "tally-priority", suite.args.sharing, extra=extra) as core:
+        for case in cases:
             with failures.guard("-".join(map(str, case))):
                 rows.append(measure(suite, core, case, failures))
                 print(rows[-1], flush=True)
                 suite.write("units.json", {"sharing": suite.args.sharing, "rows": rows})
-    return failures.messages
 
 
 def add_arguments(parser):

@@ -26,7 +26,15 @@ import kernel_rows
 import launch_records
 import procs
 import start_times
+import step_forms
 import step_frontier
+import step_latency
+import step_overhead
+import step_pairs
+import step_start
+import step_streams
+import step_traces
+import step_units
 import stats
 import render
 import step_forms
@@ -584,6 +592,16 @@ class Streams(unittest.TestCase):
         row = self.row()
         row["captures"]["launch, relaxed"] = {"call": 0, "end": 901}
         self.assertEqual(len(step_streams.judge(row)), 1)
+
+
+class Units(unittest.TestCase):
+    def test_a_profiled_unit_is_compared_with_cupti(self):
+        own = {"launches": 24, "gpu_busy_ms": 2.0}
+        told = {"launches": 24, "gpu_busy_ms": 2.1, "sms_max": 132}
+        self.assertEqual(step_units.profile_faults(told, own), [])
+        wrong = step_units.profile_faults({"launches": 23, "gpu_busy_ms": 2.3, "sms_max": 16}, own)
+        self.assertEqual([fault.split()[0] for fault in wrong], ["23", "2.300", "kernels"])
+        self.assertEqual(step_units.profile_faults(None, own), ["no unit was profiled"])
 
 
 if __name__ == "__main__":

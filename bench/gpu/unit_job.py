@@ -1,8 +1,9 @@
 """A server that counts and times its own units, for step_units.py: unit_job.py KIND SOURCE BUFFERS COUNT.
 
 KIND is eager or graph, SOURCE activity, marks or tokens: then it is a decode loop without pauses, of which each unit is
-a token. With two BUFFERS the next unit is launched before the last is waited for. Prints what it measured as JSON, then
-lives until its standard input ends.
+a token. With SOURCE profile its kernels are long, and it also prints how many there are in a unit, and their GPU time,
+as CUPTI tells them. With two BUFFERS the next unit is launched before the last is waited for. Prints what it measured
+as JSON, then lives until its standard input ends.
 """
 
 import collections
@@ -18,10 +19,19 @@ from stats import percentile
 WARM = 20
 
 
-def network():
+def network(width):
     torch.manual_seed(3)
-    layers = [layer for _ in range(12) for layer in (torch.nn.Linear(1024, 1024), torch.nn.GELU())]
+    layers = [layer for _ in range(12) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
     return torch.nn.Sequential(*layers).cuda().eval()
+
+
+def kernels_of(step):
+    """(kernels, their GPU time in ms) of a unit."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return len(kernels), sum(event.device_time for event in kernels) / 1e3
 
 
 def step_of(kind, model, given):
@@ -106,17 +116,21 @@ def serve(step, source, buffers, count):
 def main():
     kind, source, buffers, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     with torch.inference_mode():
-        step = step_of(kind, network(), torch.randn(16, 1024, device="cuda"))
+        width, batch = (4096, 4096) if source == "profile" else (1024, 16)
+        step = step_of(kind, network(width), torch.randn(batch, width, device="cuda"))
         for _ in range(WARM):
             step()
             torch.cuda.synchronize()
         print(json.dumps({"ready": True}), flush=True)
         sys.stdin.readline()
         took, from_launch = serve(step, source, buffers, count)
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        kernels = kernels_of(step) if source == "profile" else None
     ms = lambda times, share: percentile(times, share) / 1e6
     own = {"units": len(took), "p50_ms": ms(took, 0.5), "p99_ms": ms(took, 0.99)}
     own |= {"p50_from_launch_ms": ms(from_launch, 0.5), "p99_from_launch_ms": ms(from_launch, 0.99)}
+    if kernels:
+        own["launches"], own["gpu_busy_ms"] = kernels
     print(json.dumps(own), flush=True)
     sys.stdin.read()
 
