@@ -25,7 +25,9 @@ import itertools
 import kernel_rows
 import launch_records
 import procs
+import render
 import start_times
+import stats
 import step_forms
 import step_frontier
 import step_latency
@@ -35,15 +37,6 @@ import step_start
 import step_streams
 import step_traces
 import step_units
-import stats
-import render
-import step_forms
-import step_latency
-import step_overhead
-import step_pairs
-import step_start
-import step_streams
-import step_traces
 import steps
 import tally
 from common import Failures, clean_environment

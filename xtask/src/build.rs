@@ -9,11 +9,14 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Everything: programs, libraries, tests, benches; then the policies.
+/// What [`everything`] builds. Benches are built when they run.
+const EVERYTHING: [&str; 4] = ["--workspace", "--lib", "--bins", "--tests"];
+
+/// Everything: programs, libraries, tests; then the policies.
 /// All output goes to standard error.
 pub fn everything() -> Result<()> {
     eprintln!("building (release)");
-    succeed(cargo().args(["build", "--release", "--workspace", "--all-targets"]))?;
+    succeed(cargo().args(["build", "--release"]).args(EVERYTHING))?;
     // A process of its own, because it reports on standard output. Not by
     // `current_exe`: the build may have put another file in this one's place.
     succeed(Command::new(release_dir().join("xtask")).arg("policies"))
@@ -119,7 +122,7 @@ mod tests {
 
     #[test]
     fn nothing_is_compiled_again_for_the_demo_or_for_xtask() {
-        let everything = units(&["--workspace", "--all-targets"]);
+        let everything = units(&EVERYTHING);
         let demo: Vec<&str> = demo_selection().collect();
         for selection in [&demo[..], &["--bin", "xtask"]] {
             let again: Vec<String> = units(selection).difference(&everything).cloned().collect();
