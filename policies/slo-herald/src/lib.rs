@@ -11,7 +11,6 @@
 //! decide(launch):
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
-//!     if each service has held nothing back of late:         likewise
 //!     cost := its predicted time; a tenth of it, if the launch is light; 2 ms, if it was never measured
 //!     if each service with an open unit shares SMs, and the launch is not light and can be limited:
 //!                                                            run on the fewest SMs of those services
@@ -21,6 +20,7 @@
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
+//!         if whole, with a lease of as many launches as units bear (`leases.rs`)
 //!
 //! after each 64 units of a service that were not measured alone, or 8 in a second (`share.rs`):
 //!     if more were late than it tolerates, or the service is
@@ -51,10 +51,12 @@
 //! high-priority work is active.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
+mod leases;
 mod service;
 mod settings;
 mod share;
 
+use leases::Leases;
 use service::Service;
 use settings::Settings;
 use tally_fairness::{Due, Shares, Yields};
@@ -73,19 +75,19 @@ tally_sdk::reasons! {
     NotItsTurn = "other best-effort clients' share of the GPU",
     Alone = "no high-priority client is connected",
     Between = "no unit is open",
-    Free = "services have held nothing back of late",
     Spare = "the open units can spare the time",
     Beside = "the open units can spare some SMs",
     Floor = "less than the client's least share of the GPU",
 }
 
-const COUNTERS: [&str; 6] = [
+const COUNTERS: [&str; 7] = [
     "launches_within_units",
     "launches_between_units",
     "units_measured_alone",
     "units_late",
     "launches_on_spared_sms",
     "launches_for_min_share",
+    "launches_leased",
 ];
 const WITHIN: usize = 0;
 const BETWEEN: usize = 1;
@@ -93,6 +95,7 @@ const ALONE: usize = 2;
 const LATE: usize = 3;
 const BESIDE: usize = 4;
 const FLOOR: usize = 5;
+const LEASED: usize = 6;
 
 /// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
 /// something else, or have lost the end of it.
@@ -114,12 +117,13 @@ pub struct Herald {
     /// What was saved of services that have not joined since.
     remembered: Vec<String>,
     forms: Forms,
+    leases: Leases,
     window_ns: u64,
     /// High-priority work is on the GPU.
     high_is_active: bool,
     /// Launches that may have to yield, and whether they do.
     yields: Yields,
-    counters: Counters<6>,
+    counters: Counters<7>,
     strict: Gauge,
     /// Least SMs that a service spares; 0 if none spares SMs.
     spared_sms: Gauge,
@@ -138,6 +142,7 @@ impl Policy for Herald {
             services: Vec::new(),
             remembered: Vec::new(),
             forms: Forms::new(&settings.forms, in_force),
+            leases: Leases::default(),
             window_ns: WINDOW_OPEN,
             high_is_active: false,
             yields: Yields::default(),
@@ -179,9 +184,6 @@ impl Herald {
             self.sm_count = launch.sm_count;
             self.services.iter_mut().for_each(|one| one.share.set_sm_count(launch.sm_count));
         }
-        if self.is_free() {
-            return self.unasked(launch, is_due, Reason::Free);
-        }
         let cost_ns = self.cost_ns(launch);
         // A unit may stay open for as long as its program likes.
         let idle_ns = if launch.high_active() { 0 } else { launch.high_idle_ns };
@@ -219,19 +221,44 @@ impl Herald {
         self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns, within));
         if let Some(sms) = beside.filter(|_| within) {
             for service in &mut self.services {
-                service.spend(launch.now_ns, launch.predicted_ns, 0);
+                service.spend(launch.now_ns, 0);
                 service.share.limited();
             }
             self.counters.add(BESIDE, 1);
             return Decision::SmLimited(sms).because(Reason::Beside);
         }
         if within {
-            let (now_ns, predicted_ns) = (launch.now_ns, launch.predicted_ns);
-            self.services.iter_mut().for_each(|one| one.spend(now_ns, predicted_ns, cost_ns));
+            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
         }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
-        self.form(launch).because(reason)
+        match self.form(launch) {
+            Decision::Run(_) if !is_due => self.with_lease(launch, within).because(reason),
+            decision => decision.because(reason),
+        }
+    }
+
+    /// A launch that runs whole, and those that may follow it unasked.
+    fn with_lease(&mut self, launch: &Launch, within: bool) -> Decision {
+        let is_alone = self.shares.lease(1) > 0;
+        if !is_alone || launch.predicted_ns == UNKNOWN {
+            return Decision::Run(0);
+        }
+        self.leases.starts(launch.client, launch.predicted_ns);
+        let bears = |one: &Service| {
+            let at_any_time_ns = one.allowance_ns().filter(|_| one.share.sms().is_none())?;
+            Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
+        };
+        let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
+        let (launches, ns) = self.leases.give(bears_ns.unwrap_or(0));
+        for service in &mut self.services {
+            service.share.let_in(ns, false);
+            if within {
+                service.spend(launch.now_ns, ns);
+            }
+        }
+        self.counters.add(LEASED, launches.into());
+        Decision::Run(launches)
     }
 
     /// A client is due by its floor, and its launches do not yield, or it is no longer.
@@ -247,10 +274,13 @@ impl Units for Herald {
         else {
             return;
         };
-        let was = (service.is_strict(), service.is_free());
+        let was_strict = service.is_strict();
         let left_ns = service.began(now_ns, since_ns, deadline_ns);
-        if (service.is_strict(), service.is_free()) != was {
+        if service.is_strict() != was_strict {
             self.changed();
+        }
+        if left_ns == 0 {
+            self.leases.take_back(&self.shares);
         }
         // What is under way would take more than the unit can bear.
         if self.yields.until_ns.saturating_sub(now_ns) > left_ns {
@@ -314,6 +344,7 @@ impl Timer for Herald {
 
 impl Membership for Herald {
     fn joined(&mut self, now_ns: u64, client: &Client) {
+        self.leases.take_back(&self.shares);
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
             let mut service = Service::new(client.id, self.sm_count);
@@ -354,21 +385,11 @@ impl Herald {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        self.unasked(launch, is_due, Reason::Alone)
-    }
-
-    /// The launch and those after it run, unless several best-effort clients share.
-    fn unasked(&mut self, launch: &Launch, is_due: bool, reason: Reason) -> Answer {
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
         let lease = self.shares.lease(self.settings.lease_launches);
-        Decision::Run(lease).because(reason)
-    }
-
-    /// No service holds anything back, as far as is known.
-    fn is_free(&self) -> bool {
-        !self.services.is_empty() && self.services.iter().all(Service::is_free)
+        Decision::Run(lease).because(Reason::Alone)
     }
 
     /// SMs for a launch on which each open unit can bear it for as long as it takes.
@@ -442,11 +463,13 @@ impl Herald {
         if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
             self.window_ns = window_ns;
         }
+        if !is_alone && self.services.iter().any(|one| one.allowance_ns().is_none()) {
+            self.leases.take_back(&self.shares);
+        }
         let yields = !self.shares.time_sliced && self.services.iter().any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);
         let window_ns = self.window_ns;
-        let leases = is_alone || (!self.shares.time_sliced && self.is_free());
-        self.shares.set_terms(Terms { window_ns, leases, yields });
+        self.shares.set_terms(Terms { window_ns, leases: is_alone, yields });
     }
 }
 

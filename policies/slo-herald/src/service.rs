@@ -39,15 +39,6 @@ const PERCENTILE_DEFAULT: f64 = 99.0;
 /// causes. As many are saved up at most.
 const TOLERATED_PART: f64 = 0.75;
 const TOLERATED_MAX: f64 = 1.0;
-/// Reviews in a row in which nothing was held, before nothing is asked about any longer; twice as many each time that
-/// this made units late, up to so many.
-const FREE_REVIEWS: [u32; 2] = [2, 64];
-/// Best effort must have been let in for so much of the units' time in them, percent.
-const FREE_WORK_PERCENT: u64 = 10;
-/// After so many reviews launches are asked about again, so that units are measured alone.
-const FREE_REVIEWS_MAX: u32 = 32;
-/// Then what has started unasked may still be under way for so long, ns.
-const FREE_TAIL_NS: u64 = 200_000_000;
 
 /// What came of units that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,7 +90,7 @@ pub struct Service {
     /// When a best-effort launch was last let in while a unit was open.
     let_in_ns: u64,
     units: u64,
-    pub since_alone: u32,
+    since_alone: u32,
     /// What units took alone, the latest last.
     alone_ns: VecDeque<u64>,
     alone_p95_ns: u64,
@@ -110,14 +101,8 @@ pub struct Service {
     late_in_review: u32,
     /// Units of this review in which a launch was held for want of time.
     short_in_review: u32,
-    /// Best-effort time let in while a unit of this review was open, and those units' time.
-    within_ns: u64,
-    reviewed_ns: u64,
     /// The longest two units of this review.
     longest_ns: [u64; 2],
-    /// Reviews in a row in which nothing was held, and how many it takes until launches are not asked about.
-    unheld_reviews: u32,
-    free_after: u32,
     /// So many units may still be late before the level falls.
     tolerated: f64,
     /// Whether each of the latest units kept the objective.
@@ -167,11 +152,7 @@ impl Service {
             review_from_ns: 0,
             late_in_review: 0,
             short_in_review: 0,
-            within_ns: 0,
-            reviewed_ns: 0,
             longest_ns: [0; 2],
-            unheld_reviews: 0,
-            free_after: FREE_REVIEWS[0],
             tolerated: TOLERATED_MAX,
             kept: VecDeque::with_capacity(JUDGED_UNITS),
             late_of_kept: 0,
@@ -271,16 +252,8 @@ impl Service {
             self.share.forget();
             self.kept.clear();
             (self.late_of_kept, self.misses) = (0, false);
-            (self.unheld_reviews, self.free_after) = (0, FREE_REVIEWS[0]);
             self.new_review();
         }
-    }
-
-    /// It holds nothing back, as far as is known: launches need not be asked about. Beside units other than tokens they
-    /// would be held.
-    pub fn is_free(&self) -> bool {
-        let is_unheld = self.unheld_reviews >= self.free_after;
-        is_unheld && !self.of_tokens && self.allowance_ns().is_some()
     }
 
     /// Best effort is held while it has a unit open.
@@ -313,13 +286,12 @@ impl Service {
         ended_ns.map_or(0, |ns| idle_gap_ns.saturating_sub(now_ns.saturating_sub(ns)))
     }
 
-    /// Best-effort work of so much GPU time is let in beside the open unit, and is taken to cost it so much.
-    pub fn spend(&mut self, now_ns: u64, predicted_ns: u64, cost_ns: u64) {
+    /// Best-effort work of so much GPU time is let in beside the open unit.
+    pub fn spend(&mut self, now_ns: u64, cost_ns: u64) {
         if let Some(open) = &mut self.open {
             open.left_ns = open.left_ns.saturating_sub(cost_ns);
             open.spent_ns = open.spent_ns.saturating_add(cost_ns);
-            self.within_ns = self.within_ns.saturating_add(predicted_ns);
-            self.let_in_ns = self.let_in_ns.max(now_ns);
+            self.let_in_ns = now_ns;
         }
     }
 
@@ -330,8 +302,7 @@ impl Service {
         let other = !self.is_served(longest_ns);
         self.busy_from_ns.get_or_insert(now_ns);
         let is_too_busy = self.busy_permille > BUSY_PERMILLE_MAX;
-        let every = if is_too_busy { ALONE_EVERY_BUSY } else { ALONE_EVERY };
-        let is_due = self.since_alone >= every && !self.is_free();
+        let is_due = self.since_alone >= if is_too_busy { ALONE_EVERY_BUSY } else { ALONE_EVERY };
         let allowance_ns = self.allowance_ns().filter(|_| !is_due && !other);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
@@ -407,7 +378,7 @@ impl Service {
 
     fn new_review(&mut self) {
         (self.reviewed, self.late_in_review, self.longest_ns) = (0, 0, [0; 2]);
-        (self.short_in_review, self.within_ns, self.reviewed_ns) = (0, 0, 0);
+        self.short_in_review = 0;
     }
 
     /// Adapt what a unit bears, so that the objective is nearly used up. True if it changed.
@@ -416,7 +387,6 @@ impl Service {
             self.review_from_ns = now_ns.saturating_sub(took_ns);
         }
         self.reviewed = self.reviewed.saturating_add(units);
-        self.reviewed_ns = self.reviewed_ns.saturating_add(took_ns.saturating_mul(units.into()));
         let earned = TOLERATED_PART * (100.0 - self.percentile) / 100.0 * f64::from(units);
         self.tolerated = (self.tolerated + earned).min(TOLERATED_MAX);
         if is_late {
@@ -451,34 +421,8 @@ impl Service {
         } else {
             Verdict::Keep
         };
-        let was_free = self.is_free();
-        self.follow_holds(now_ns, verdict);
         self.new_review();
-        // Of what is not asked about nobody knows how much there was.
-        if was_free && !matches!(verdict, Verdict::Lower | Verdict::Ease) {
-            self.share.pause();
-            return !self.is_free();
-        }
-        self.share.review(now_ns, verdict) || self.is_free() != was_free
-    }
-
-    /// Whether anything is held: after some reviews without, launches are not asked about until units are late.
-    fn follow_holds(&mut self, now_ns: u64, verdict: Verdict) {
-        let was_free = self.is_free();
-        if matches!(verdict, Verdict::Lower | Verdict::Ease) {
-            self.ends_free();
-        } else if was_free {
-            let is_over = self.unheld_reviews - self.free_after >= FREE_REVIEWS_MAX;
-            self.unheld_reviews = if is_over { 0 } else { self.unheld_reviews + 1 };
-        } else {
-            let has_work = self.within_ns.saturating_mul(100)
-                >= self.reviewed_ns.saturating_mul(FREE_WORK_PERCENT);
-            let is_unheld = self.short_in_review == 0 && has_work && self.share.sms().is_none();
-            self.unheld_reviews = if is_unheld { self.unheld_reviews + 1 } else { 0 };
-        }
-        if was_free && !self.is_free() {
-            self.let_in_ns = now_ns.saturating_add(FREE_TAIL_NS);
-        }
+        self.share.review(now_ns, verdict)
     }
 
     /// Serve strictly while too few of the latest units kept the objective. True if that changed.
@@ -492,17 +436,8 @@ impl Service {
         let misses = self.late_of_kept as f64 > late_max;
         if misses && !self.misses {
             self.share.halve();
-            self.ends_free();
         }
         std::mem::replace(&mut self.misses, misses) != misses
-    }
-
-    /// It holds best effort back again.
-    fn ends_free(&mut self) {
-        if self.unheld_reviews >= self.free_after {
-            self.free_after = (2 * self.free_after).min(FREE_REVIEWS[1]);
-        }
-        self.unheld_reviews = 0;
     }
 
     /// How busy it is. True if that makes it strict, or ends that.
@@ -539,7 +474,6 @@ impl Service {
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
         if self.is_strict() && !was_strict {
             self.share.halve();
-            self.ends_free();
         }
         self.is_strict() != was_strict
     }

@@ -333,11 +333,6 @@ impl Share {
         }
     }
 
-    /// For a while nothing is known of what was let in: what is measured of it begins anew.
-    pub fn pause(&mut self) {
-        self.measured = 0;
-    }
-
     fn measure(&mut self, now_ns: u64) {
         (self.measured, self.work_ns, self.since_ns) = (1, 0, now_ns);
         (self.units, self.short_units) = (0, 0);

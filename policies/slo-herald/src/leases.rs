@@ -1,0 +1,51 @@
+//! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
+//!
+//! A lease is short, and its launches are charged ahead, as many of the mean of late. It is given only where all open
+//! units, and those that may begin at any time, could bear as many of the longest of late, and the first of them runs
+//! whole. So nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
+
+use tally_fairness::Shares;
+use tally_sdk::{ClientId, host};
+
+/// Launches of a lease at most.
+const LAUNCHES_MAX: u64 = 32;
+/// It takes at most one part in so many of what units bear.
+const PART: u64 = 2;
+/// The mean follows by one part in so many with each launch, and the longest is forgotten as slowly.
+const FOLLOW: u64 = 32;
+
+/// What launches of the one best-effort client took of late, as predicted.
+#[derive(Debug, Default)]
+pub struct Leases {
+    client: Option<ClientId>,
+    mean_ns: u64,
+    longest_ns: u64,
+    /// Some launches may start unasked.
+    is_out: bool,
+}
+
+impl Leases {
+    /// A launch starts.
+    pub fn starts(&mut self, client: ClientId, ns: u64) {
+        if self.client.replace(client) != Some(client) {
+            (self.mean_ns, self.longest_ns) = (ns, ns);
+        }
+        let (more_ns, less_ns) = (ns.saturating_sub(self.mean_ns), self.mean_ns.saturating_sub(ns));
+        self.mean_ns = self.mean_ns + more_ns / FOLLOW - less_ns / FOLLOW;
+        self.longest_ns = ns.max(self.longest_ns - self.longest_ns.div_ceil(FOLLOW));
+    }
+
+    /// Launches that may follow unasked where units bear so much, and the time that they are taken to need.
+    pub fn give(&mut self, bears_ns: u64) -> (u32, u64) {
+        let launches = (bears_ns / PART / self.longest_ns.max(1)).min(LAUNCHES_MAX);
+        self.is_out |= launches > 0;
+        (launches as u32, launches.saturating_mul(self.mean_ns))
+    }
+
+    /// No launch is to start unasked any longer.
+    pub fn take_back(&mut self, shares: &Shares) {
+        if std::mem::take(&mut self.is_out) {
+            shares.clients.best_effort_ids().for_each(host::revoke_lease);
+        }
+    }
+}
