@@ -88,7 +88,9 @@ fn every_entry_point_is_counted_whichever_way_it_was_found() {
         assert_eq!(p.driver("fake_captured"), 5);
         assert_eq!(p.driver("fake_inits"), 1);
         assert_eq!(p.driver("fake_disorder"), 0);
-        assert_eq!(p.driver("fake_events"), 0, "an ungated launch costs the GPU nothing");
+        // One may tell that a per-thread stream is idle, if its thread launches again after a pause.
+        let events = p.driver("fake_events");
+        assert!(events <= 1, "{events}: an ungated launch costs the GPU nothing");
         let report = &client.region.report;
         assert_eq!(report.sm_count.load(SeqCst), 132);
         assert_eq!(report.driver_version.load(SeqCst), 13000);
