@@ -30,6 +30,8 @@ use tally_preempt::{joins, sm_limit};
 
 /// Events in flight in a slot below which every launch gets one.
 const DENSE: usize = 8;
+/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
+const LEASED_EVERY: u32 = 4;
 /// The same for the slot that streams share, where one stream's event says nothing about another's launches.
 const DENSE_SHARED: usize = 4_096;
 /// The same for launches whose time is wanted.
@@ -158,9 +160,12 @@ pub fn forget_samples() {
 
 /// Whether a launch behind `unmarked` others gets an event, with so many on their way. Where nothing
 /// ends, ever fewer do: thousands of launches may stand behind a wait.
-fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
+fn is_due(index: usize, pending: usize, unmarked: u32, is_leased: bool) -> bool {
     if index == OVERFLOW {
         return pending < DENSE_SHARED;
+    }
+    if is_leased && pending > 0 && unmarked + 1 < LEASED_EVERY {
+        return false;
     }
     let more = pending.saturating_sub(DENSE - 1).min(16);
     pending < DENSE || unmarked >= 1 << more
@@ -168,12 +173,19 @@ fn is_due(index: usize, pending: usize, unmarked: u32) -> bool {
 
 /// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
 /// holds the slot's lock unless streams share the slot. A launch that the driver refused counts, too.
-pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sample: bool) {
+pub fn track_launch(
+    index: usize,
+    slot: &Slot,
+    stream: usize,
+    number: u32,
+    is_sample: bool,
+    is_leased: bool,
+) {
     let issued_ns = now_ns();
     let track = &TRACKS[index & 63];
     let due = track.with(|track| {
         let pending = track.markers.len();
-        (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked)
+        (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked, is_leased)
     });
     let marker = due.then(|| marker(index, slot, stream, number, issued_ns, is_sample)).flatten();
     track.with(|track| match marker {
@@ -193,7 +205,7 @@ pub fn track_launch(index: usize, slot: &Slot, stream: usize, number: u32, is_sa
 /// for one of them says nothing of the others: there, an event says when it is done.
 pub fn track_ungated(index: usize, stream: usize, number: u32) {
     if index == OVERFLOW {
-        track_launch(index, &SLOTS[OVERFLOW], stream, number, false);
+        track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false);
     }
 }
 

@@ -40,6 +40,8 @@ const LOOKS_PER_POLL: u32 = 4;
 enum Way {
     /// The core said how, to this ticket.
     Gated(Answer, u64),
+    /// It was granted before: whole.
+    Leased,
     /// There is no core to ask, and the fail mode says go on.
     Unscheduled,
     /// The client is ungated, or became so meanwhile.
@@ -71,7 +73,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     }
     let launch = Gated { client, index, slot, before, call };
     let mut shape = None;
-    let mut answer = None;
+    let (mut answer, mut is_leased) = (None, false);
     match launch.ask(&held, &mut shape) {
         Way::Ungated => {
             held.goes_on();
@@ -81,6 +83,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);
         }
+        Way::Leased => is_leased = true,
         Way::Gated(Answer::Whole, _) => {}
         Way::Gated(decided, ticket) => answer = Some((decided, ticket)),
     }
@@ -103,7 +106,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             }
             _ => launch::issue_counted(client, index, call),
         };
-        launch.finish(sample);
+        launch.finish(sample, is_leased);
         // In another form, the code that was launched may be that of another module with the same kernel.
         if result == SUCCESS
             && answer.is_none()
@@ -221,7 +224,7 @@ impl Gated<'_> {
             let published = publish(client, epoch, ticket, &mut request, held);
             let Some(epoch) = published else { continue };
             if request.flags & LEASED != 0 {
-                return Way::Gated(Answer::Whole, ticket);
+                return Way::Leased;
             }
             let start = now_ns();
             let looks = Cell::new(0_u32);
@@ -335,12 +338,12 @@ impl Gated<'_> {
     }
 
     /// See that the launch is reported done when it is.
-    fn finish(&self, sample: bool) {
+    fn finish(&self, sample: bool, is_leased: bool) {
         let Gated { index, slot, before, call, .. } = *self;
         let seen = slot.word.snapshot();
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
         let stream = slots::explicit(call.stream, call.per_thread);
-        completion::track_launch(index, slot, stream, number, sample);
+        completion::track_launch(index, slot, stream, number, sample, is_leased);
     }
 }

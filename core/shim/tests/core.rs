@@ -105,6 +105,36 @@ fn many_launches_on_their_way_share_events() {
 }
 
 #[test]
+fn under_a_lease_one_launch_in_four_gets_an_event() {
+    let core = Core::new();
+    let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    // The first launches of a kernel are measured one by one.
+    ring::grant(&client.core, 32);
+    p.ok(&["launch 0 12", "sync 0"]);
+    let before = p.driver("fake_events");
+    p.driver("fake_hold 1");
+    p.ok(&["launch 0 20"]);
+    let leased: Vec<_> = (0..32).map(|_| client.take()).collect();
+    let events = p.driver("fake_events") - before;
+    // The first, each fourth, and both sides of one that is measured.
+    assert!((5..=8).contains(&events), "{events} events for 20 launches");
+    p.driver("fake_hold 0");
+    leased.iter().for_each(|request| client.ends(request));
+    eventually("idle", || !client.busy());
+    // Asked about, each of a few gets one.
+    let before = p.driver("fake_events");
+    p.driver("fake_hold 1");
+    for _ in 0..6 {
+        p.tell("launch 0");
+        client.serve(1);
+        assert_eq!(p.answer(), "0");
+    }
+    assert_eq!(p.driver("fake_events") - before, 6);
+    p.driver("fake_hold 0");
+    p.ends_well();
+}
+
+#[test]
 fn launches_far_behind_others_are_measured_too() {
     let core = Core::new();
     let (mut p, mut client) = attached(&core, &welcome(), &[]);
