@@ -9,8 +9,8 @@ def lines(rows, table, made_of):
     text += [
         (
             "A decode service of Llama-3.1-8B's shape (random weights, paged KV cache, continuous batching up to 16, a CUDA graph for each batch size) replays "
-            "requests of the Azure LLM inference trace beside best-effort work. Load `full` is a backlog; under `half` the service alone is busy half of the time; "
-            "`0.5` has requests for half of the tokens a second that it makes alone of a backlog. *Violations* are decode steps that take longer than the target, a multiple of the p95 step with the GPU to itself. "
+            "requests of the Azure LLM inference trace beside best-effort work. Load `full` is a backlog; `half` keeps the service, alone, busy half of the time; "
+            "`0.5` asks for half of the tokens a second that it makes alone under `full`. *Violations* are decode steps that take longer than the target, a multiple of the p95 step with the GPU to itself. "
             "*Gaps* are times between two tokens of one request, with prefills in between. The best-effort share is the rate over the rate alone without a core; "
             "*of its own* is over the rate that this process has alone in that mode. *Kept by the core*: tokens that kept the target, as the core counted them."
         ),

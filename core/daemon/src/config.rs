@@ -254,7 +254,7 @@ impl Default for Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SmLimits {
-    /// In the sharing modes `mps` and `none`, each best-effort client gets one green context for each number. It keeps
+    /// In the sharing modes `mps` and `none`, each best-effort client gets a green context for each number, which leaves
     /// that many SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
