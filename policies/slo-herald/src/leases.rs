@@ -20,8 +20,8 @@ pub struct Leases {
     client: Option<ClientId>,
     mean_ns: u64,
     longest_ns: u64,
-    /// Some launches may start unasked.
-    is_out: bool,
+    /// What the launches that may start unasked could take; 0: there are none.
+    out_ns: u64,
 }
 
 impl Leases {
@@ -38,13 +38,15 @@ impl Leases {
     /// Launches that may follow unasked where units bear so much, and the time that they are taken to need.
     pub fn give(&mut self, bears_ns: u64) -> (u32, u64) {
         let launches = (bears_ns / PART / self.longest_ns.max(1)).min(LAUNCHES_MAX);
-        self.is_out |= launches > 0;
+        // Who asks has none left.
+        self.out_ns = launches * self.longest_ns;
         (launches as u32, launches.saturating_mul(self.mean_ns))
     }
 
-    /// No launch is to start unasked any longer.
-    pub fn take_back(&mut self, shares: &Shares) {
-        if std::mem::take(&mut self.is_out) {
+    /// A unit bears so much: no launch starts unasked any longer, if they could take more.
+    pub fn fit(&mut self, bears_ns: u64, shares: &Shares) {
+        if bears_ns < self.out_ns {
+            self.out_ns = 0;
             shares.clients.best_effort_ids().for_each(host::revoke_lease);
         }
     }

@@ -279,9 +279,7 @@ impl Units for Herald {
         if service.is_strict() != was_strict {
             self.changed();
         }
-        if left_ns == 0 {
-            self.leases.take_back(&self.shares);
-        }
+        self.leases.fit(left_ns, &self.shares);
         // What is under way would take more than the unit can bear.
         if self.yields.until_ns.saturating_sub(now_ns) > left_ns {
             self.yields.set(now_ns, true, &self.shares);
@@ -344,7 +342,7 @@ impl Timer for Herald {
 
 impl Membership for Herald {
     fn joined(&mut self, now_ns: u64, client: &Client) {
-        self.leases.take_back(&self.shares);
+        self.leases.fit(0, &self.shares);
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
             let mut service = Service::new(client.id, self.sm_count);
@@ -464,7 +462,7 @@ impl Herald {
             self.window_ns = window_ns;
         }
         if !is_alone && self.services.iter().any(|one| one.allowance_ns().is_none()) {
-            self.leases.take_back(&self.shares);
+            self.leases.fit(0, &self.shares);
         }
         let yields = !self.shares.time_sliced && self.services.iter().any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);

@@ -79,6 +79,19 @@ fn a_lease_is_taken_back_for_a_unit_that_bears_nothing() {
 }
 
 #[test]
+fn a_lease_is_taken_back_for_a_unit_that_is_old_already() {
+    let mut b = Bench::new(20 * MS);
+    b.units(8, MS);
+    assert_eq!(b.lease(250 * US), 32);
+    calls();
+    // 8 ms could start unasked, and it spares less.
+    let (now_ns, since_ns) = (b.now_ns, b.now_ns - 12 * MS);
+    b.policy.began(now_ns, WEB, since_ns, since_ns + 20 * MS);
+    assert_eq!(b.policy.services[0].left_ns(), Some(7 * MS));
+    assert!(is_revoked());
+}
+
+#[test]
 fn there_is_no_lease_for_several_clients_nor_beside_spared_sms() {
     let mut b = Bench::new(20 * MS);
     b.units(8, MS);
