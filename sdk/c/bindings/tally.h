@@ -102,8 +102,8 @@ typedef tally_policy_types_client_id_t tally_policy_clients_client_id_t;
 
 typedef tally_policy_types_priority_class_t tally_policy_clients_priority_class_t;
 
-// What is about launches, `waiting-since-ns` to `charged-ns` and `backlogged-ns`, is about gated ones: of a client
-// that is ungated it does not move.
+// `waiting-since-ns` to `charged-ns`, and `backlogged-ns`, count gated launches: they stand still while the client
+// is ungated.
 typedef struct tally_policy_clients_client_state_t {
   tally_policy_clients_client_id_t   id;
   tally_policy_clients_priority_class_t   class_;
