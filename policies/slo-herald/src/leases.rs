@@ -7,8 +7,9 @@
 use tally_fairness::Shares;
 use tally_sdk::{ClientId, host};
 
-/// Launches of a lease at most.
+/// Launches of a lease at most, and at least: where units bear little, what is charged ahead keeps others waiting.
 const LAUNCHES_MAX: u64 = 32;
+const LAUNCHES_MIN: u64 = 8;
 /// It takes at most one part in so many of what units bear.
 const PART: u64 = 2;
 /// The mean follows by one part in so many with each launch, and the longest is forgotten as slowly.
@@ -38,6 +39,7 @@ impl Leases {
     /// Launches that may follow unasked where units bear so much, and the time that they are taken to need.
     pub fn give(&mut self, bears_ns: u64) -> (u32, u64) {
         let launches = (bears_ns / PART / self.longest_ns.max(1)).min(LAUNCHES_MAX);
+        let launches = if launches < LAUNCHES_MIN { 0 } else { launches };
         // Who asks has none left.
         self.out_ns = launches * self.longest_ns;
         (launches as u32, launches.saturating_mul(self.mean_ns))
