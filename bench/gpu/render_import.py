@@ -10,7 +10,7 @@ import render_policy
 import render_programs
 import render_tools
 from common import merge_rows, write_json
-from stats import median
+from stats import median_row
 
 # As step_pairs.KEY; repeated so that this imports no step.
 PAIR_KEY = ("hp", "be", "mode", "policy", "policy_config", "vendor_rewrite", "load", "device")
@@ -49,15 +49,7 @@ def of_runs(rows):
     """One row of several runs of the same: each figure their median, and the extremes of some."""
     if len(rows) == 1:
         return rows[0]
-    # As of a median of an uneven number.
-    latest = {**rows[-1], "runs": sum(row.get("runs", 1) for row in rows)}
-    for key in latest:
-        values = [row.get(key) for row in rows]
-        if any(isinstance(value, float) for value in values):
-            # What one of them does not have nobody's median is of.
-            latest[key] = None if None in values else round(median(values), 4)
-        elif all(isinstance(value, dict) and all(isinstance(v, float) for v in value.values()) for value in values):
-            latest[key] = {part: round(median([value[part] for value in values]), 4) for part in latest[key]}
+    latest = {**median_row(rows), "runs": sum(row.get("runs", 1) for row in rows)}
     spread = {key: [row.get(key) for row in rows] for key in SPREAD_OF}
     latest["of_runs"] = {key: [min(values), max(values)] for key, values in spread.items() if None not in values}
     return latest

@@ -29,6 +29,19 @@ def median(values):
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def median_row(rows):
+    """One row of several of the same: the last, with the median of each figure, and of each in an object of figures."""
+    merged = dict(rows[-1])
+    for key in merged:
+        values = [row.get(key) for row in rows]
+        if any(isinstance(value, float) for value in values):
+            # What one of them does not have nobody's median is of.
+            merged[key] = None if None in values else round(median(values), 4)
+        elif all(isinstance(value, dict) and all(isinstance(v, float) for v in value.values()) for value in values):
+            merged[key] = {part: round(median([value[part] for value in values]), 4) for part in merged[key]}
+    return merged
+
+
 def poisson_schedule(rate_per_s, seconds, seed):
     """Arrival times in seconds from the start, within `seconds`; exponential gaps.
 

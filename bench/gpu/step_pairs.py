@@ -25,7 +25,7 @@ import sys
 from clients import Client, soon, started
 from common import Failures, merge_rows, step_main, write_json
 from procs import threads
-from stats import host_drift, median, percentile
+from stats import host_drift, median_row, percentile
 from tally import Core, MpsDaemon, client, shortfalls
 
 PAIRS = {
@@ -242,12 +242,7 @@ def of_runs(rows):
     """One row of several runs of the same: each figure their median, and a note with the extremes of some."""
     if len(rows) == 1:
         return rows[0]
-    merged = {**rows[-1], "runs": len(rows)}
-    for key in merged:
-        values = [row.get(key) for row in rows]
-        if any(isinstance(value, float) for value in values):
-            # What one of them does not have nobody's median is of.
-            merged[key] = None if None in values else round(median(values), 4)
+    merged = {**median_row(rows), "runs": len(rows)}
     notes = [note for row in rows for note in row.get("notes", [])]
     spread = [(key, [row[key] for row in rows]) for key in SPREAD_OF]
     told = [f"{key} {min(values)} to {max(values)}" for key, values in spread if None not in values and len(set(values)) > 1]

@@ -36,7 +36,6 @@ import step_pairs
 import step_start
 import step_streams
 import step_traces
-import step_units
 import steps
 import tally
 from common import Failures, clean_environment
@@ -585,16 +584,6 @@ class Streams(unittest.TestCase):
         row = self.row()
         row["captures"]["launch, relaxed"] = {"call": 0, "end": 901}
         self.assertEqual(len(step_streams.judge(row)), 1)
-
-
-class Units(unittest.TestCase):
-    def test_a_profiled_unit_is_compared_with_cupti(self):
-        own = {"launches": 24, "gpu_busy_ms": 2.0}
-        told = {"launches": 24, "gpu_busy_ms": 2.1, "sms_max": 132}
-        self.assertEqual(step_units.profile_faults(told, own), [])
-        wrong = step_units.profile_faults({"launches": 23, "gpu_busy_ms": 2.3, "sms_max": 16}, own)
-        self.assertEqual([fault.split()[0] for fault in wrong], ["23", "2.300", "kernels"])
-        self.assertEqual(step_units.profile_faults(None, own), ["no unit was profiled"])
 
 
 if __name__ == "__main__":
