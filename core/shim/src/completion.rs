@@ -30,12 +30,12 @@ use tally_preempt::{joins, sm_limit};
 
 /// Events in flight in a slot below which every launch gets one.
 const DENSE: usize = 8;
-/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
-const LEASED_EVERY: u32 = 4;
 /// The same for the slot that streams share, where one stream's event says nothing about another's launches.
 const DENSE_SHARED: usize = 4_096;
 /// The same for launches whose time is wanted.
 const DENSE_SAMPLES: usize = 128;
+/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
+const LEASED_EVERY: u32 = 4;
 /// A kernel's first launches are measured one by one, later one in so many.
 const FIRST_SAMPLES: u16 = 8;
 const SAMPLE_EVERY: u16 = 32;

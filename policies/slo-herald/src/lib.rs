@@ -20,7 +20,7 @@
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
-//!         if whole, with a lease: up to 32 launches that units bear (`leases.rs`)
+//!         if whole, with a lease: 8 to 32 launches that units bear (`leases.rs`)
 //!
 //! after each 64 units of a service that were not measured alone, or 8 in a second (`share.rs`):
 //!     if more were late than it tolerates, or the service is

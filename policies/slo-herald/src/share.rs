@@ -2,8 +2,8 @@
 //!
 //! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit. Time
 //! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
-//! if its kernels do not fill the GPU. Each way has a level, raised while all units are early, and lowered once
-//! too many are late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
+//! if its kernels do not fill the GPU. Each way has a level, raised while all units are early, and lowered once too
+//! many are late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
 //! Space is not tried while time holds nothing back, nor kept where no launch can be limited.
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`].

@@ -39,6 +39,7 @@ fn a_lease_is_what_units_bear_of_the_longest_launch() {
 fn a_unit_that_bears_little_gets_launches_one_by_one() {
     let mut b = Bench::new(3 * MS);
     b.units(8, MS);
+    assert_eq!(b.lease(200 * US), 0, "four are too few");
     assert_eq!(b.lease(MS), 0, "1.85 ms are spared, and a unit may begin at any time");
     b.begin();
     assert_eq!(b.lease(MS), 0);
