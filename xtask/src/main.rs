@@ -21,6 +21,7 @@ mod dist;
 mod fuzz;
 mod guest;
 mod languages;
+mod left_out;
 mod litmus;
 mod plots;
 mod policies;

@@ -4,11 +4,12 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! With `--all` also what takes long and seldom fails: lints, the rings under loom, other languages, each small
-//! program under each setup. `differential`, `ab`, `traps`, `fuzz` and `reload` are for looking longer at what other
-//! groups run shortly already: they must be asked for.
+//! With `--all` also what takes long and seldom fails: lints, the rings under loom, other languages. `differential`,
+//! `ab`, `traps`, `fuzz` and `reload` are for looking longer at what other groups run shortly already, and `litmus` does
+//! more when it is named: they must be asked for, as `.github/workflows/weekly.yml` does.
 
 use crate::build::{self, cargo, line};
+use crate::left_out::{self, has_systemd, is_linted_when_built, is_root};
 use crate::test_count::Count;
 use crate::{repository, target_dir};
 use anyhow::{Context, Result, ensure};
@@ -23,7 +24,7 @@ use std::time::Instant;
 const E2E_PACKAGE: &str = "tally-tests";
 
 /// The assembler that [`Group::Ptxas`] runs. `.ci/run` sets it.
-const PTXAS: &str = "TALLY_PTXAS";
+pub const PTXAS: &str = "TALLY_PTXAS";
 
 /// Time for each target of [`Group::Fuzz`] by default, s.
 const FUZZ_S: u32 = 20;
@@ -72,7 +73,7 @@ pub enum Group {
     /// Across processes, on the software device.
     E2e,
     /// Small programs made from seeds, bare and under Tally: same values, no hangs. Fewer of them, and the named ones
-    /// under some setups only, unless it is named or with `--all`.
+    /// under some setups only, unless it is named.
     Litmus,
     /// Transformed kernels against themselves in the interpreter, in more ways (only when named).
     Differential,
@@ -183,10 +184,10 @@ pub fn run(args: &Args) -> Result<()> {
         return crate::reload::run(args.count);
     }
     let mut sum = Count::default();
-    let (mut times, mut failed, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut times, mut failed, mut not_run) = (Vec::new(), Vec::new(), Vec::new());
     for group in groups {
         let began = Instant::now();
-        left_out.extend(why_left_out(group, std::env::var_os(PTXAS).is_some()));
+        not_run.extend(left_out::of(group));
         let own: Option<(Count, &str)> = match group {
             Group::Words => Some((crate::words::run(args.filter.as_deref())?, "words")),
             Group::References => {
@@ -210,7 +211,7 @@ pub fn run(args: &Args) -> Result<()> {
         times.push(format!("{group:?} {:.0} s", began.elapsed().as_secs_f64()).to_lowercase());
     }
     eprintln!("\n{}", times.join(", "));
-    left_out.iter().for_each(|what| eprintln!("not run: {what}"));
+    not_run.iter().for_each(|what| eprintln!("not run: {what}"));
     failed.iter().for_each(|command| eprintln!("{command}"));
     println!("{} passed, {} failed", sum.passed, sum.failed);
     build::flush();
@@ -218,40 +219,6 @@ pub fn run(args: &Args) -> Result<()> {
         std::process::exit(1);
     }
     args.ensure_any(sum)
-}
-
-/// What of a group does not run on this machine, and what it would need.
-fn why_left_out(group: Group, has_ptxas: bool) -> Vec<String> {
-    match group {
-        Group::Ptxas if !has_ptxas => {
-            vec![format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)")]
-        }
-        Group::Languages => crate::languages::left_out(),
-        Group::E2e => crate::preload::left_out(),
-        Group::Unit => unit_left_out(has_systemd(), is_root()),
-        Group::Words => crate::words::left_out(),
-        _ => Vec::new(),
-    }
-}
-
-/// A test of the unit file asks `systemd-analyze`.
-fn has_systemd() -> bool {
-    let mut asked = Command::new("systemd-analyze");
-    asked.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    asked.status().is_ok_and(|done| done.success())
-}
-
-/// Tests of floods act as other users.
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-fn unit_left_out(has_systemd: bool, is_root: bool) -> Vec<String> {
-    let unit =
-        "core/daemon/tests/systemd.rs systemd_understands_the_unit (there is no `systemd-analyze`)";
-    let floods = "core/daemon/tests/floods.rs (needs root to act as other users)";
-    let all = [(has_systemd, unit), (is_root, floods)];
-    all.into_iter().filter(|(is_run, _)| !is_run).map(|(_, what)| what.into()).collect()
 }
 
 /// What a group runs.
@@ -271,7 +238,9 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
         Group::Clippy => {
             let all = ["clippy", "--workspace", "--all-targets", "--release", "--quiet"];
             let deny = ["--", "-Dwarnings"];
-            commands.push(with(with(cargo(), &all), &deny));
+            if !is_linted_when_built() {
+                commands.push(with(with(cargo(), &all), &deny));
+            }
             for workspace in &guests {
                 let mut clippy = with(with(cargo_in(workspace), &all), &deny);
                 clippy.env("CARGO_TARGET_DIR", &guest_target);
@@ -337,8 +306,8 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             commands.extend(crate::preload::commands(filter)?);
         }
         Group::Litmus => {
-            let is_short = args.group.is_none() && !args.all;
-            let options = if is_short { crate::litmus::SHORT } else { crate::litmus::TEST };
+            let is_named = args.group.is_some();
+            let options = if is_named { crate::litmus::TEST } else { crate::litmus::SHORT };
             let mut campaign = with(crate::litmus::campaign(), options);
             // Only setups with that in their names.
             campaign.args(filter.iter().flat_map(|name| ["--setup", name]));
@@ -581,17 +550,5 @@ mod tests {
         assert_eq!(lines.len(), crate::fuzz::light().count());
         assert!(lines.iter().any(|line| line.ends_with("xtask fuzz ptx --seconds 7")), "{lines:?}");
         assert!(!lines.iter().any(|line| line.contains("dispatch")), "{lines:?}");
-    }
-
-    #[test]
-    fn what_is_left_out_is_named() {
-        assert!(why_left_out(Group::Ptxas, false).iter().any(|why| why.contains("TALLY_PTXAS")));
-        assert_eq!(why_left_out(Group::Ptxas, true), [""; 0]);
-        assert_eq!(unit_left_out(true, true), [""; 0]);
-        let named = unit_left_out(false, false).join("\n");
-        assert!(
-            named.contains("systemd-analyze") && named.contains("floods.rs (needs root"),
-            "{named}"
-        );
     }
 }

@@ -257,7 +257,7 @@ fn torn() -> Result<()> {
     }
     // The stream of the launches, and that of the copies; 0 is the legacy one.
     for (launches, copies) in [(non_blocking, non_blocking), (blocking, 0), (0, blocking), (0, 0)] {
-        for _ in 0..8 {
+        for _ in 0..4 {
             copy_beside(&start, launches, copies)?;
         }
     }

@@ -105,6 +105,7 @@ fn slices_and_preemptible_launches_are_whole_runs() {
                         break;
                     }
                     assert!(tries < 10_000, "{answer:?}");
+                    std::thread::sleep(std::time::Duration::from_millis(5));
                 }
             }
             core.say("end");
@@ -149,7 +150,8 @@ fn large_grids_are_sliced_by_offset_once_that_form_is_made() {
                     break asked[asked.len() - 2..].iter().map(|(r, _)| r.flags & FORMS).collect();
                 }
                 rounds += 1;
-                std::thread::sleep(std::time::Duration::from_millis(10));
+                // A round takes the CPU that the worker needs.
+                std::thread::sleep(std::time::Duration::from_millis(200));
                 core.say("on");
             };
             let offered: Vec<u32> = offered;
@@ -203,7 +205,8 @@ fn a_preemptible_launch_of_many_short_blocks_goes_in_slices_by_offset() {
             while counts(core)[2] == 0 {
                 assert!(asked.elapsed() < std::time::Duration::from_secs(60), "{:?}", counts(core));
                 claiming = counts(core)[0];
-                std::thread::sleep(std::time::Duration::from_millis(10));
+                // A round takes the CPU that the worker needs.
+                std::thread::sleep(std::time::Duration::from_millis(200));
                 core.say("on");
                 core.expect("next");
             }

@@ -1,0 +1,69 @@
+//! What `cargo xtask test` leaves out on this machine.
+
+use crate::test::{Group, PTXAS};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What of a group does not run, and what it would need.
+pub fn of(group: Group) -> Vec<String> {
+    why(group, std::env::var_os(PTXAS).is_some())
+}
+
+fn why(group: Group, has_ptxas: bool) -> Vec<String> {
+    match group {
+        Group::Clippy if is_linted_when_built() => {
+            vec!["lints of benches (`cargo xtask test clippy` alone checks them)".into()]
+        }
+        Group::Ptxas if !has_ptxas => {
+            vec![format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)")]
+        }
+        Group::Languages => crate::languages::left_out(),
+        Group::E2e => crate::preload::left_out(),
+        Group::Unit => unit_left_out(has_systemd(), is_root()),
+        Group::Words => crate::words::left_out(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether Cargo was told to compile the workspace by Clippy's compiler, as `.ci/run` does.
+pub fn is_linted_when_built() -> bool {
+    std::env::var_os("RUSTC_WORKSPACE_WRAPPER")
+        .is_some_and(|wrapper| Path::new(&wrapper).ends_with("clippy-driver"))
+}
+
+/// A test of the unit file asks `systemd-analyze`.
+pub fn has_systemd() -> bool {
+    let mut asked = Command::new("systemd-analyze");
+    asked.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    asked.status().is_ok_and(|done| done.success())
+}
+
+/// Tests of floods act as other users.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn unit_left_out(has_systemd: bool, is_root: bool) -> Vec<String> {
+    let unit =
+        "core/daemon/tests/systemd.rs systemd_understands_the_unit (there is no `systemd-analyze`)";
+    let floods = "core/daemon/tests/floods.rs (needs root to act as other users)";
+    let all = [(has_systemd, unit), (is_root, floods)];
+    all.into_iter().filter(|(is_run, _)| !is_run).map(|(_, what)| what.into()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_named() {
+        assert!(why(Group::Ptxas, false).iter().any(|why| why.contains("TALLY_PTXAS")));
+        assert_eq!(why(Group::Ptxas, true), [""; 0]);
+        assert_eq!(unit_left_out(true, true), [""; 0]);
+        let named = unit_left_out(false, false).join("\n");
+        assert!(
+            named.contains("systemd-analyze") && named.contains("floods.rs (needs root"),
+            "{named}"
+        );
+    }
+}
