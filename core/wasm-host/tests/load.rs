@@ -158,7 +158,7 @@ fn flipped_bits_never_hurt_the_host() {
     let host = host(Limits { init_cpu_ms_max: 200, ..Limits::default() });
     let mut random = 88_172_645_463_325_252_u64;
     let (mut refused, mut accepted) = (0, 0);
-    for _ in 0..100 {
+    for _ in 0..50 {
         let mut bytes = good.clone();
         for _ in 0..3 {
             random ^= random << 13;
@@ -178,7 +178,7 @@ fn flipped_bits_never_hurt_the_host() {
             }
         }
     }
-    assert!(refused > 30, "refused {refused}, accepted {accepted}");
+    assert!(refused > 15, "refused {refused}, accepted {accepted}");
     // And it still works.
     assert!(host.load_bytes("good", &good, "").is_ok());
 }
