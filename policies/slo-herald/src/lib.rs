@@ -448,9 +448,10 @@ impl Herald {
     fn change_terms(&mut self) {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
         let is_alone = self.shares.clients.high() == 0;
-        let spare_ns = self.services.iter().filter_map(Service::allowance_ns).min();
-        let shared_ns =
-            spare_ns.map_or(most_ns, |ns| (ns / 2).clamp(least_ns.min(most_ns), most_ns));
+        // One that is served strictly, or not known yet, has the usual window.
+        let of = |one: &Service| one.window_ns(most_ns).unwrap_or(most_ns);
+        let shared_ns = self.services.iter().map(of).min().unwrap_or(most_ns);
+        let shared_ns = shared_ns.max(least_ns.min(most_ns));
         let window_ns = match (self.shares.time_sliced, is_alone) {
             (true, _) => self.settings.turn_ns,
             (false, true) => WINDOW_OPEN,

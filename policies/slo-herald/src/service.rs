@@ -34,6 +34,10 @@ const BUSY_UNITS: u64 = 16;
 const BUSY_STRETCH_NS_MAX: u64 = 10_000_000_000;
 /// Most stretches for which a service that is busy alone is served strictly before it is tried again.
 const RETRY_STRETCHES_MAX: u32 = 64;
+/// A program whose CPU runs ahead of the GPU is stopped by a window that is shorter than its step: it may be longer, at
+/// most one part in so many of what a unit can spare, and so long.
+const SPARE_PER_WINDOW: u64 = 16;
+const WINDOW_NS_MAX: u64 = 10_000_000;
 const PERCENTILE_DEFAULT: f64 = 99.0;
 /// Of the units that the objective allows to be late so many may be before less is let in: rare ones come of other
 /// causes. As many are saved up at most.
@@ -266,8 +270,19 @@ impl Service {
         if self.is_strict() || self.alone_ns.len() < ALONE_UNITS_MIN {
             return None;
         }
-        let spare_ns = (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns);
-        Some(spare_ns.saturating_mul(self.share.rate()) / 1_000)
+        Some(self.spare_ns().saturating_mul(self.share.rate()) / 1_000)
+    }
+
+    /// What its objective leaves of a unit.
+    fn spare_ns(&self) -> u64 {
+        (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns)
+    }
+
+    /// Best-effort time that may be under way when a unit begins, if `usual_ns` may beside any service; `None` as of
+    /// the allowance. More where that is a small part of what the unit can spare.
+    pub fn window_ns(&self, usual_ns: u64) -> Option<u64> {
+        let most_ns = usual_ns.max((self.spare_ns() / SPARE_PER_WINDOW).min(WINDOW_NS_MAX));
+        Some((self.allowance_ns()? / 2).min(most_ns))
     }
 
     /// What is left of the open unit's allowance; `None` without one.

@@ -7,7 +7,7 @@ use tally_sdk::config::Config;
 pub struct Settings {
     /// `idle_gap_us`: how long a service that is served strictly must have been idle before best effort goes on.
     pub idle_gap_ns: u64,
-    /// `window_us`: GPU time of a best-effort client that may be under way at once, at most.
+    /// `window_us`: GPU time of a best-effort client that may be under way at once; more if services can spare far more.
     pub window_ns: u64,
     /// `window_us_min`: the same, at least, however little a service can spare.
     pub window_ns_min: u64,

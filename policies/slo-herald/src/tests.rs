@@ -429,6 +429,30 @@ fn best_effort_is_free_while_it_is_alone() {
 }
 
 #[test]
+fn the_window_is_long_where_services_can_spare_far_more() {
+    let window = |slo_ns, took_ns| {
+        let mut b = Bench::new(slo_ns);
+        b.units(8, took_ns);
+        let set = |call| match call {
+            Call::SetWindow { client: BATCH, window_ns } => Some(window_ns),
+            _ => None,
+        };
+        calls().into_iter().filter_map(set).last()
+    };
+    assert_eq!(window(2 * MS, MS), Some(450 * US), "half of what it can spare");
+    assert_eq!(window(15 * MS, MS), None, "as at first: 1 ms");
+    // 64 ms are spared.
+    assert_eq!(window(80 * MS, 12 * MS), Some(4 * MS));
+    assert_eq!(window(800 * MS, MS), Some(10 * MS));
+    // One that is served strictly has the usual one.
+    let mut b = Bench::new(80 * MS);
+    b.units(8, 12 * MS);
+    calls();
+    b.units(3, 81 * MS);
+    assert!(calls().contains(&Call::SetWindow { client: BATCH, window_ns: MS }));
+}
+
+#[test]
 fn where_contexts_take_turns_no_time_is_shared_within_a_unit() {
     testing::set_sharing_mode(SharingMode::TimeSliced);
     let mut b = Bench::new(30 * MS);
