@@ -76,11 +76,13 @@ impl Lang {
         }
     }
 
+    /// Whether its components contain an interpreter, of megabytes.
+    fn is_interpreted(self) -> bool {
+        matches!(self, Lang::Js | Lang::Python)
+    }
+
     fn limits(self) -> &'static [&'static str] {
-        match self {
-            Lang::Rust | Lang::C => &[],
-            Lang::Js | Lang::Python => &["--limits", "interpreted"],
-        }
+        if self.is_interpreted() { &["--limits", "interpreted"] } else { &[] }
     }
 
     /// Arguments of `make` that name its tools; or why there are none.
@@ -321,8 +323,8 @@ impl Suite {
             });
         }
         let Some(example) = self.example(&mut steps, lang, "idle-gap", tools) else { return steps };
-        if lang != Lang::Python {
-            // Its compilation takes 15 s each time, and the comparison below runs it.
+        if !lang.is_interpreted() {
+            // An interpreter's compilation takes up to 15 s each time, and the comparison below runs it.
             steps.step(&format!("{name}: `idle-gap` passes the check"), || {
                 self.check(lang, &example, Some("lease = 50"))
             });
@@ -332,7 +334,7 @@ impl Suite {
                 self.check_of_state(lang, &example)
             });
         }
-        if lang != Lang::Python {
+        if !lang.is_interpreted() {
             let file = example.to_string_lossy().into_owned();
             let mut arguments = vec!["sim", "--policy", &file];
             arguments.extend(TRACES);
@@ -472,7 +474,9 @@ impl Toolchain {
             return Ok(all);
         }
         fs::create_dir_all(folder)?;
-        let mut setting = format!("export PATH={}\n", quoted(&self.path_with(&guest::linker()?)?));
+        // What compiles the workspace here may be another compiler's.
+        let path = quoted(&self.path_with(&guest::linker()?)?);
+        let mut setting = format!("unset RUSTC_WORKSPACE_WRAPPER\nexport PATH={path}\n");
         let mut rustc = None;
         for (name, value) in self.environment.iter().filter(|(name, _)| *name != "PATH") {
             setting += &format!("export {name}={}\n", quoted(value));
