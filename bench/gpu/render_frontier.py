@@ -4,6 +4,8 @@ KEY = ("hp", "be", "mode", "policy", "slo_over_p99", "load", "device")
 PAIR = ("hp", "be", "load", "device")
 TARGET_PERCENT = 99.0
 HERALD, PRIORITY = "slo-herald", "tally-priority"
+# The service put its requests off by itself: no sharing mode of a policy.
+PUT_OFF = "tally-timeslice, requests put off"
 
 
 def lines(rows, table, made_of):
@@ -51,7 +53,7 @@ def against_others(rows, table):
         alike = [row for row in rows if (*key_of(row), row["slo_over_p99"]) == (hp, be, load, device, factor)]
         herald = best(row for row in alike if row["policy"] == HERALD)
         other = best(row for row in alike if row["policy"] != HERALD)
-        priority = best(row for row in alike if row["policy"] == PRIORITY)
+        priority = best(row for row in alike if row["policy"] == PRIORITY and row["mode"] != PUT_OFF)
         over = f"{herald['be_share'] / priority['be_share']:.2f}x" if herald and priority else "-"
         body.append([f"`{hp}`", f"`{be}`", f"{factor:g}x", told(herald), told(other), over])
     header = ["service", "beside", "objective", "most under `slo-herald`", "most under another way", f"over `{PRIORITY}`"]

@@ -14,7 +14,7 @@ import subprocess
 from clients import Client, soon, started
 from common import Failures, clean_environment, merge_rows, step_main, write_json
 from procs import wait_until
-from render_frontier import KEY, TARGET_PERCENT
+from render_frontier import KEY, PUT_OFF as PUT_OFF_LABEL, TARGET_PERCENT
 from stats import percentile
 import step_pairs
 from step_pairs import WARM_REQUESTS, Pair, arrivals, environment, measure_idle, measure_shared, names, programs
@@ -41,7 +41,7 @@ step_pairs.MODES["herald-timeslice"] = ("tally-timeslice", "slo-herald", "timesl
 # What a policy could gain in time slices, where slack can only put off the first launch of a unit: the service does that
 # itself, for so much of the slack.
 PUT_OFF, PUT_OFF_PERMILLE = "put-off-timeslice", 900
-step_pairs.MODES[PUT_OFF] = ("tally-timeslice, requests put off", "tally-priority", "timeslice")
+step_pairs.MODES[PUT_OFF] = (PUT_OFF_LABEL, "tally-priority", "timeslice")
 # MPS with the training on so many percent of the SMs.
 WIDTHS = ("75", "50", "25")
 step_pairs.MODES.update({f"mps-{width}": (f"mps, training on {width} %", "none", "mps") for width in WIDTHS})
