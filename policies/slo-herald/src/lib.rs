@@ -274,9 +274,9 @@ impl Units for Herald {
         else {
             return;
         };
-        let was_strict = service.is_strict();
+        let before = service.terms();
         let left_ns = service.began(now_ns, since_ns, deadline_ns);
-        if service.is_strict() != was_strict {
+        if service.terms() != before {
             self.changed();
         }
         self.leases.fit(left_ns, &self.shares);
@@ -294,16 +294,19 @@ impl Units for Herald {
         else {
             return;
         };
+        let before = service.terms();
         let ended = service.ended(now_ns, units, took_ns);
         self.counters.add(ALONE, ended.alone.into());
         self.counters.add(LATE, ended.late.into());
         if service.units() / ASK_UNITS != (service.units() - u64::from(units)) / ASK_UNITS {
             service.ask();
         }
-        if ended.changed {
-            if let Some(found) = service.share.found() {
-                host::log(Level::Debug, &format!("service {client}: best effort had {found}"));
-            }
+        if ended.changed
+            && let Some(found) = service.share.found()
+        {
+            host::log(Level::Debug, &format!("service {client}: best effort had {found}"));
+        }
+        if ended.changed || service.terms() != before {
             self.changed();
         }
         self.go_on(now_ns);
@@ -448,8 +451,10 @@ impl Herald {
     fn change_terms(&mut self) {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
         let is_alone = self.shares.clients.high() == 0;
+        let clients = self.shares.clients.best_effort_ids().count().max(1) as u64;
+        let longest_ns = self.settings.window_ns_max / clients;
         // One that is served strictly, or not known yet, has the usual window.
-        let of = |one: &Service| one.window_ns(most_ns).unwrap_or(most_ns);
+        let of = |one: &Service| one.window_ns(most_ns, longest_ns, clients).unwrap_or(most_ns);
         let shared_ns = self.services.iter().map(of).min().unwrap_or(most_ns);
         let shared_ns = shared_ns.max(least_ns.min(most_ns));
         let window_ns = match (self.shares.time_sliced, is_alone) {

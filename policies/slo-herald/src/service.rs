@@ -35,9 +35,8 @@ const BUSY_STRETCH_NS_MAX: u64 = 10_000_000_000;
 /// Most stretches for which a service that is busy alone is served strictly before it is tried again.
 const RETRY_STRETCHES_MAX: u32 = 64;
 /// A program whose CPU runs ahead of the GPU is stopped by a window that is shorter than its step: it may be longer, at
-/// most one part in so many of what a unit can spare, and so long.
+/// most one part in so many of what a unit can spare.
 const SPARE_PER_WINDOW: u64 = 16;
-const WINDOW_NS_MAX: u64 = 10_000_000;
 const PERCENTILE_DEFAULT: f64 = 99.0;
 /// Of the units that the objective allows to be late so many may be before less is let in: rare ones come of other
 /// causes. As many are saved up at most.
@@ -278,11 +277,17 @@ impl Service {
         (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns)
     }
 
-    /// Best-effort time that may be under way when a unit begins, if `usual_ns` may beside any service; `None` as of
-    /// the allowance. More where that is a small part of what the unit can spare.
-    pub fn window_ns(&self, usual_ns: u64) -> Option<u64> {
-        let most_ns = usual_ns.max((self.spare_ns() / SPARE_PER_WINDOW).min(WINDOW_NS_MAX));
-        Some((self.allowance_ns()? / 2).min(most_ns))
+    /// Best-effort time of one of so many clients that may be under way when a unit begins: `usual_ns` beside any
+    /// service, and up to `longest_ns` where all of them together take a small part of what the unit can spare. `None`
+    /// as of the allowance.
+    pub fn window_ns(&self, usual_ns: u64, longest_ns: u64, clients: u64) -> Option<u64> {
+        let small_ns = self.spare_ns() / SPARE_PER_WINDOW / clients;
+        Some((self.allowance_ns()? / 2).min(usual_ns.max(small_ns.min(longest_ns))))
+    }
+
+    /// What windows and leases beside it follow from: whether it is served strictly, its objective, and what a unit takes.
+    pub fn terms(&self) -> (bool, u64, u64) {
+        (self.is_strict(), self.slo_ns, self.alone_p95_ns)
     }
 
     /// What is left of the open unit's allowance; `None` without one.

@@ -7,8 +7,10 @@ use tally_sdk::config::Config;
 pub struct Settings {
     /// `idle_gap_us`: how long a service that is served strictly must have been idle before best effort goes on.
     pub idle_gap_ns: u64,
-    /// `window_us`: GPU time of a best-effort client that may be under way at once; more if services can spare far more.
+    /// `window_us`: GPU time of a best-effort client that may be under way at once beside a service.
     pub window_ns: u64,
+    /// `window_us_max`: the same, of all of them together, where it is a small part of what services can spare.
+    pub window_ns_max: u64,
     /// `window_us_min`: the same, at least, however little a service can spare.
     pub window_ns_min: u64,
     /// `unknown_us`: what a launch that was never measured is taken to cost.
@@ -35,6 +37,7 @@ impl Settings {
         let settings = Settings {
             idle_gap_ns: config.microseconds("idle_gap_us", 100, 0..=1_000_000)?,
             window_ns: config.microseconds("window_us", 1_000, 1..=10_000_000)?,
+            window_ns_max: config.microseconds("window_us_max", 10_000, 1..=10_000_000)?,
             window_ns_min: config.microseconds("window_us_min", 100, 1..=10_000_000)?,
             unknown_ns: config.microseconds("unknown_us", 2_000, 1..=10_000_000)?,
             light_ns: config.microseconds("light_us", 5, 0..=1_000_000)?,

@@ -444,12 +444,26 @@ fn the_window_is_long_where_services_can_spare_far_more() {
     // 64 ms are spared.
     assert_eq!(window(80 * MS, 12 * MS), Some(4 * MS));
     assert_eq!(window(800 * MS, MS), Some(10 * MS));
+    let set = |window_ns| calls().contains(&Call::SetWindow { client: BATCH, window_ns });
     // One that is served strictly has the usual one.
     let mut b = Bench::new(80 * MS);
     b.units(8, 12 * MS);
-    calls();
+    assert!(set(4 * MS));
     b.units(3, 81 * MS);
-    assert!(calls().contains(&Call::SetWindow { client: BATCH, window_ns: MS }));
+    assert!(set(MS));
+    // So has one with another objective, at once, until it is known what that leaves.
+    let mut b = Bench::new(80 * MS);
+    b.units(8, 12 * MS);
+    assert!(set(4 * MS));
+    b.slo_ns = 20 * MS;
+    b.begin();
+    assert!(set(MS));
+    // Several clients have it together.
+    let mut b = Bench::new(80 * MS);
+    b.units(8, 12 * MS);
+    assert!(set(4 * MS));
+    b.policy.joined(b.now_ns, &client(3, PriorityClass::BestEffort));
+    assert!(set(2 * MS));
 }
 
 #[test]
