@@ -5,8 +5,9 @@
 //! best-effort launches, and one before the first. Its slot stays [measured](crate::activity::Flag), so that every
 //! launch takes the path of one that is noted; other launches cost what they always do. The poller asks for the events
 //! and works out times as for best-effort launches: a launch begins when the one before it ended or, in an idle stream,
-//! when it was made. An end that is seen late makes one launch longer and the one behind it as much shorter; only before a
-//! gap it makes the unit's GPU time wrong. If that is too much in all ([`UNKNOWN_PART`]), the unit gives no profile.
+//! when it was made. An end that is seen late makes one launch longer and the one behind it as much shorter; the unit's GPU
+//! time is wrong only if the GPU may have had a gap then, or the unit ended. If that is too much in all ([`UNKNOWN_PART`]),
+//! the unit gives no profile.
 //!
 //! An event in the legacy stream waits for all blocking streams, and they for it: while there are any, launches into it
 //! are not measured. Nothing here clears a busy bit or reports a launch as done. Launches come here: must never wait.
@@ -29,8 +30,8 @@ use tally_preempt::launch::{Shape, Target};
 
 /// Events: one before the first launch, and one behind each.
 const EVENTS: usize = PROFILED_LAUNCHES_MAX + 1;
-/// Of a unit's GPU time at most one part in so many may be unknown.
-const UNKNOWN_PART: u64 = 10;
+/// Of a unit's GPU time at most one part in so many, and [`UNCERTAIN_NS`], may be unknown: as of a best-effort launch's.
+const UNKNOWN_PART: u64 = 4;
 /// A unit in which nothing happens for so long gives no profile, ns.
 const FORSAKEN_NS: u64 = 1_000_000_000;
 
@@ -258,11 +259,11 @@ pub struct Look {
     /// When the one before it was seen, and how much earlier it may have happened, ns.
     ended_ns: u64,
     off_ns: u64,
-    /// When the next one was last found not to have happened, ns.
+    /// When one was last found not to have happened, ns: nor had those behind it.
     looked_ns: u64,
-    /// Time of which it is not known whether the GPU worked or had a gap, ns; the sum over launches that are over.
-    unknown_ns: u64,
     launches: Vec<(u64, u32)>,
+    /// Of each launch, ns: by how much GPU time may be wrong where it began, and how much earlier it may have ended.
+    unknown_ns: Vec<[u64; 2]>,
     gaps_ns: Vec<u64>,
 }
 
@@ -271,7 +272,7 @@ impl Look {
     fn saw(&mut self, issued_ns: u64, sms: u32, seen_ns: u64) {
         let off_ns = seen_ns.saturating_sub(self.looked_ns.max(issued_ns));
         let before = (self.ended_ns, self.off_ns);
-        (self.ended_ns, self.off_ns, self.looked_ns) = (seen_ns, off_ns, seen_ns);
+        (self.ended_ns, self.off_ns) = (seen_ns, off_ns);
         self.next += 1;
         if self.next == 1 {
             return;
@@ -283,20 +284,23 @@ impl Look {
             took_ns.saturating_sub(LAUNCH_LATENCY_NS).max(took_ns / 4)
         };
         // What is before the first launch is no gap.
-        if self.next > 2 {
+        let began_ns = if self.next == 2 {
+            before.0.saturating_sub(issued_ns)
+        } else {
             self.gaps_ns.push(seen_ns.saturating_sub(before.0).saturating_sub(took_ns));
-            // It may have been made after the one before it had ended.
-            if issued_ns > before.0.saturating_sub(before.1) {
-                self.unknown_ns += before.1.saturating_sub(UNCERTAIN_NS);
-            }
-        }
+            issued_ns.saturating_sub(before.0 - before.1)
+        };
         self.launches.push((took_ns.max(1), sms));
+        self.unknown_ns.push([began_ns.min(before.1), off_ns]);
     }
 
-    /// Whether the GPU time of the launches so far is known well enough; of the last one, when it ended, too.
-    fn is_known(&self) -> bool {
-        let busy_ns: u64 = self.launches.iter().map(|(ns, _)| ns).sum();
-        self.unknown_ns + self.off_ns.saturating_sub(UNCERTAIN_NS) <= busy_ns / UNKNOWN_PART
+    /// Whether the GPU time of the first so many launches is known well enough.
+    fn is_known(&self, launches: usize) -> bool {
+        let busy_ns: u64 = self.launches.iter().take(launches).map(|(ns, _)| ns).sum();
+        let unknown_ns = &self.unknown_ns[..launches.min(self.unknown_ns.len())];
+        let began_ns: u64 = unknown_ns.iter().map(|[began_ns, _]| began_ns).sum();
+        let ended_ns = unknown_ns.last().map_or(0, |[_, ended_ns]| *ended_ns);
+        began_ns + ended_ns <= busy_ns / UNKNOWN_PART + UNCERTAIN_NS
     }
 
     /// Of the unit's launches, so many: some of the next unit may have been seen, too.
@@ -317,7 +321,7 @@ impl Look {
                 OPENING => return Some(0),
                 DROPPED => return self.end(),
                 WAITED if self.next > last => {
-                    if self.is_known() {
+                    if self.is_known(last) {
                         client.marks.profile.publish(&self.profile(last));
                     }
                     return self.end();
@@ -367,9 +371,13 @@ impl Look {
     fn end(&mut self) -> Option<u64> {
         self.launches.clear();
         self.gaps_ns.clear();
-        let (launches, gaps_ns) =
-            (std::mem::take(&mut self.launches), std::mem::take(&mut self.gaps_ns));
-        *self = Look { launches, gaps_ns, ..Look::default() };
+        self.unknown_ns.clear();
+        *self = Look {
+            launches: std::mem::take(&mut self.launches),
+            gaps_ns: std::mem::take(&mut self.gaps_ns),
+            unknown_ns: std::mem::take(&mut self.unknown_ns),
+            ..Look::default()
+        };
         STAGE.store(NONE, SeqCst);
         None
     }
@@ -425,7 +433,7 @@ mod tests {
         let times: Vec<u64> = look.launches.iter().map(|(ns, _)| *ns).collect();
         assert_eq!(times, [38_000 - LAUNCH_LATENCY_NS, 20_000, 31_000 - LAUNCH_LATENCY_NS]);
         assert_eq!(look.gaps_ns, [0, 39_000 + LAUNCH_LATENCY_NS]);
-        assert!(look.is_known());
+        assert!(look.is_known(3));
     }
 
     #[test]
@@ -437,34 +445,35 @@ mod tests {
             // Made before the program's late wait for the two.
             [900_000, 990_000, 991_000],
         ]);
+        assert!(look.is_known(2));
         let profile = look.profile(2);
         assert_eq!((profile.launches, profile.gaps), (2, 0));
         assert_eq!(profile.gpu_busy_ns, 58_000 - LAUNCH_LATENCY_NS);
     }
 
     #[test]
-    fn an_end_that_was_seen_late_only_counts_before_a_gap() {
-        // A long launch whose end is seen late, and short ones that were made while it ran and had ended by then.
-        let mut events = vec![[1_000, 1_000, 2_000], [3_000, 2_500_000, 2_660_000]];
-        events.extend((0..8).map(|n| [4_000 + n, 2_660_000, 2_660_000 + n]));
+    fn an_end_that_was_seen_late_counts_where_the_gpu_may_have_been_idle() {
+        const FIRST: [u64; 3] = [1_000, 1_000, 2_000];
+        // A long launch whose end is seen late, and short ones that were made while it ran and are found to be over, too.
+        let mut events = vec![FIRST, [3_000, 2_500_000, 2_660_000]];
+        events.extend((0..8).map(|n| [4_000 + n, 0, 2_660_000 + n]));
         let mut look = looked(&events);
-        assert!(look.is_known());
+        assert!(look.is_known(9));
         let profile = look.profile(9);
         // At least 1 ns each.
         assert_eq!(profile.gpu_busy_ns, 2_660_008 - 3_000 - LAUNCH_LATENCY_NS);
-        // The next one may have been made after that, or just before it.
-        for issued_ns in [2_600_000, 2_700_000] {
-            let at = [[1_000, 1_000, 2_000], [3_000, 2_500_000, 2_660_000]];
-            let again = [issued_ns, 2_750_000, 2_751_000];
-            assert!(looked(&[at[0], at[1], again]).is_known(), "little of it all");
-            let short = [
-                [1_000, 1_000, 2_000],
-                [3_000, 50_000, 210_000],
-                [issued_ns - 2_450_000, 299_000, 300_000],
-            ];
-            assert!(!looked(&short).is_known());
+        // The next one was made while it ran, or perhaps when it was over.
+        let late =
+            |issued_ns| looked(&[FIRST, [3_000, 50_000, 210_000], [issued_ns, 299_000, 300_000]]);
+        assert!(late(50_000).is_known(2));
+        for issued_ns in [150_000, 200_000, 210_000, 250_000] {
+            assert!(!late(issued_ns).is_known(2), "{issued_ns}");
         }
-        // Nor is a last one that was seen late.
-        assert!(!looked(&[[1_000, 1_000, 2_000], [3_000, 50_000, 90_000]]).is_known());
+        // That a unit's last one was seen late is not made up for by the next unit's.
+        assert!(!late(50_000).is_known(1));
+        assert!(!looked(&[FIRST, [3_000, 50_000, 300_000], [4_000, 0, 300_100]]).is_known(2));
+        // The first one may have begun long before the event in front of it was seen.
+        assert!(!looked(&[[1_000, 0, 100_000], [3_000, 149_000, 150_000]]).is_known(1));
+        assert!(looked(&[[1_000, 0, 3_500], [3_000, 149_000, 150_000]]).is_known(1));
     }
 }
