@@ -3,7 +3,7 @@
 //! ```text
 //! a step ended, beside launches on at most the width:
 //!     if it was late:                                    narrower by a quarter, at least by 8 SMs
-//!     if the 95th percentile at this width is over the target share of the objective:
+//!     if the 95th percentile at this width is over the target share of the objective, by more than chance:
 //!                                                        narrower by 8 SMs
 //!         both times further, past widths that were measured as too wide
 //!     if so many steps at this width were good:          wider by 8 SMs; twice as many for a width that failed before
@@ -20,9 +20,13 @@ pub const STEP_SMS: u32 = 8;
 /// SMs that are told apart; a GPU with more is taken to have as many.
 const SMS_MAX: u32 = 1_024;
 /// Latest steps that are remembered of each width.
-const WINDOW: usize = 64;
-/// So few do not tell a percentile: one of them may be over the target without an effect.
+const WINDOW: usize = 128;
+/// So few do not tell a percentile.
 const FEW: usize = 20;
+/// Of the latest steps a twentieth and one and a half standard deviations of as many throws may be over the target, and
+/// one in any case: looked at after each step, no more than a twentieth would soon be exceeded by chance where far fewer
+/// are over. Thousandths of a step, and of a step for the root of how many there are.
+const OVER: [u64; 2] = [50, 327];
 /// A width that failed is tried again after at most so many doublings of the steps.
 const DOUBLINGS_MAX: u32 = 6;
 /// In the objective's own time, permille.
@@ -55,10 +59,10 @@ impl Window {
         *self = Window { failures: self.failures, ..Window::default() };
     }
 
-    /// The 95th percentile is over the target.
+    /// The 95th percentile is over the target, by more than chance.
     fn is_over(&self) -> bool {
-        let count = self.permille.len();
-        self.over > (count - (count * PERCENTILE).div_ceil(100)).max(1)
+        let (count, over) = (self.permille.len() as u64, self.over as u64);
+        over > 1 && over * 1_000 > count * OVER[0] + count.isqrt() * OVER[1]
     }
 
     fn p95(&self) -> Option<u32> {

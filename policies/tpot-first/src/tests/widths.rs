@@ -56,7 +56,9 @@ fn a_95th_percentile_over_the_target_share_makes_it_narrower_by_one_step() {
     for n in 0..60 {
         b.step_beside(if n % 20 == 19 { over_ns } else { OWN });
     }
-    assert_eq!(b.width(), 32, "3 of 60 are over, and as many may be");
+    b.step_beside(over_ns);
+    b.step_beside(over_ns);
+    assert_eq!(b.width(), 32, "5 of 62 are over, as may be by chance");
     b.step_beside(over_ns);
     assert_eq!(b.width(), 24);
     assert_eq!(b.policy.services[0].widths.p95(), None, "each width has steps of its own");
