@@ -474,9 +474,7 @@ impl Toolchain {
             return Ok(all);
         }
         fs::create_dir_all(folder)?;
-        // What compiles the workspace here may be another compiler's.
-        let path = quoted(&self.path_with(&guest::linker()?)?);
-        let mut setting = format!("unset RUSTC_WORKSPACE_WRAPPER\nexport PATH={path}\n");
+        let mut setting = format!("export PATH={}\n", quoted(&self.path_with(&guest::linker()?)?));
         let mut rustc = None;
         for (name, value) in self.environment.iter().filter(|(name, _)| *name != "PATH") {
             setting += &format!("export {name}={}\n", quoted(value));

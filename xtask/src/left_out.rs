@@ -1,7 +1,6 @@
 //! What `cargo xtask test` leaves out on this machine.
 
 use crate::test::{Group, PTXAS};
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// What of a group does not run, and what it would need.
@@ -11,9 +10,6 @@ pub fn of(group: Group) -> Vec<String> {
 
 fn why(group: Group, has_ptxas: bool) -> Vec<String> {
     match group {
-        Group::Clippy if is_linted_when_built() => {
-            vec!["lints of benches (`cargo xtask test clippy` alone checks them)".into()]
-        }
         Group::Ptxas if !has_ptxas => {
             vec![format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)")]
         }
@@ -23,12 +19,6 @@ fn why(group: Group, has_ptxas: bool) -> Vec<String> {
         Group::Words => crate::words::left_out(),
         _ => Vec::new(),
     }
-}
-
-/// Whether Cargo was told to compile the workspace by Clippy's compiler, as `.ci/run` does.
-pub fn is_linted_when_built() -> bool {
-    std::env::var_os("RUSTC_WORKSPACE_WRAPPER")
-        .is_some_and(|wrapper| Path::new(&wrapper).ends_with("clippy-driver"))
 }
 
 /// A test of the unit file asks `systemd-analyze`.

@@ -4,12 +4,12 @@
 //! group's own output is passed on; what was left out is named, and the last line is
 //! the sum of all.
 //!
-//! With `--all` also what takes long and seldom fails: lints, the rings under loom, other languages. `differential`,
-//! `ab`, `traps`, `fuzz` and `reload` are for looking longer at what other groups run shortly already, and `litmus` does
-//! more when it is named: they must be asked for, as `.github/workflows/weekly.yml` does.
+//! With `--all` also what takes long and seldom fails: the rings under loom, other languages. Lints compile every
+//! dependency once more, and `differential`, `ab`, `traps`, `fuzz` and `reload` look longer at what other groups run
+//! shortly already: they must be asked for, as the workflows do. `litmus` does more when it is named.
 
 use crate::build::{self, cargo, line};
-use crate::left_out::{self, has_systemd, is_linted_when_built, is_root};
+use crate::left_out::{self, has_systemd, is_root};
 use crate::test_count::Count;
 use crate::{repository, target_dir};
 use anyhow::{Context, Result, ensure};
@@ -30,11 +30,10 @@ pub const PTXAS: &str = "TALLY_PTXAS";
 const FUZZ_S: u32 = 20;
 
 /// What runs with `--all`. Each test of the workspace is in one of these.
-const ALL: [Group; 12] = [
+const ALL: [Group; 11] = [
     Group::Fmt,
     Group::Words,
     Group::References,
-    Group::Clippy,
     Group::Unit,
     Group::Policies,
     Group::Python,
@@ -45,14 +44,14 @@ const ALL: [Group; 12] = [
     Group::Litmus,
 ];
 /// What takes long and seldom fails: not without it.
-const LONG: [Group; 3] = [Group::Clippy, Group::Loom, Group::Languages];
+const LONG: [Group; 2] = [Group::Loom, Group::Languages];
 
 /// Kinds of checks, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Group {
     /// Formatting of all three workspaces.
     Fmt,
-    /// Clippy over all three workspaces, warnings denied (with `--all`).
+    /// Clippy over all three workspaces, warnings denied (only when named).
     Clippy,
     /// The language of code and documents: doc comments, glossary, lengths, links, commands.
     Words,
@@ -238,9 +237,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
         Group::Clippy => {
             let all = ["clippy", "--workspace", "--all-targets", "--release", "--quiet"];
             let deny = ["--", "-Dwarnings"];
-            if !is_linted_when_built() {
-                commands.push(with(with(cargo(), &all), &deny));
-            }
+            commands.push(with(with(cargo(), &all), &deny));
             for workspace in &guests {
                 let mut clippy = with(with(cargo_in(workspace), &all), &deny);
                 clippy.env("CARGO_TARGET_DIR", &guest_target);
@@ -501,7 +498,8 @@ mod tests {
     #[test]
     fn every_group_runs_unless_it_repeats_another() {
         let missing: Vec<_> = Group::value_variants().iter().filter(|g| !ALL.contains(g)).collect();
-        let named = [Group::Differential, Group::Ab, Group::Traps, Group::Fuzz, Group::Reload];
+        use Group::{Ab, Clippy, Differential, Fuzz, Reload, Traps};
+        let named = [Clippy, Differential, Ab, Traps, Fuzz, Reload];
         assert_eq!(missing, named.each_ref());
     }
 

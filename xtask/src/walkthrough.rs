@@ -17,9 +17,6 @@ const TITLE: &str = "## Tutorial";
 /// Where the tutorial says its project is, and what it says of the simulations in it.
 const PROJECT: &str = "night-shift";
 
-/// What compiles the workspace in place of `rustc`: `.ci/run` sets it.
-const WRAPPER: &str = "RUSTC_WORKSPACE_WRAPPER";
-
 /// Follow it in a folder of its own.
 pub fn follow(out: &Path, environment: &Environment) -> Result<()> {
     let text = fs::read_to_string(repository().join(TUTORIAL)).context(TUTORIAL)?;
@@ -36,8 +33,6 @@ pub fn follow(out: &Path, environment: &Environment) -> Result<()> {
         .env("TALLY_CLONE", repository())
         .env("XDG_STATE_HOME", folder.join("state"))
         .env("PATH", std::env::join_paths(path)?);
-    // Else the demo in it would compile the workspace once more.
-    bash.envs(std::env::var_os(WRAPPER).map(|wrapper| (WRAPPER, wrapper)));
     let done = bash.status().context("starting bash")?;
     ensure!(done.success(), "{done} (why: above; {}/followed.sh)", folder.display());
     promised(&folder.join(PROJECT))
