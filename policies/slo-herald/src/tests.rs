@@ -437,7 +437,7 @@ fn the_window_is_long_where_services_can_spare_far_more() {
             Call::SetWindow { client: BATCH, window_ns } => Some(window_ns),
             _ => None,
         };
-        calls().into_iter().filter_map(set).last()
+        calls().into_iter().filter_map(set).next_back()
     };
     assert_eq!(window(2 * MS, MS), Some(450 * US), "half of what it can spare");
     assert_eq!(window(15 * MS, MS), None, "as at first: 1 ms");
