@@ -205,13 +205,17 @@ impl TpotFirst {
             let width = if let Place::Width(sms) = place { sms } else { u32::MAX };
             self.services.iter_mut().for_each(|service| service.goes_on_width(width));
         }
+        if place == Place::Between && decision == Decision::Run(0) && cost_ns > self.bears_ns() {
+            self.busy.unborne_until_ns = self.busy.unborne_until_ns.max(until_ns);
+        }
         if select::yields(launch, decision) {
             self.starts_yielding(now_ns, launch.kernel, decision, until_ns);
         }
         let (counter, reason) = match place {
             Place::Free => {
                 // Under a lease nobody tells what is under way.
-                self.busy = Busy { until_ns: u64::MAX, on_width_until_ns: u64::MAX };
+                self.busy.until_ns = u64::MAX;
+                self.busy.on_width_until_ns = u64::MAX;
                 let lease = self.shares.lease(self.settings.lease_launches);
                 self.counters.add(IN_STEPS, 1);
                 return Decision::Run(lease).because(Reason::Free);

@@ -8,7 +8,9 @@
 //!     if each service bears all SMs:                     run on all SMs, with a lease
 //!     services := those with a unit open that has work on the GPU,
 //!                 and those whose step is predicted to begin before this launch ends
-//!     if there are none:                                 run on all SMs; in a form that yields, if a step could not bear it
+//!     if there are none:                                 run on all SMs; whole, if a step that begins meanwhile could
+//!                                                        bear it, or if it takes at most two objectives and less
+//!                                                        than 2 % of the latest steps were late; else so that it yields
 //!     width := the least of them; slack := the least that is left of their steps
 //!     if it has no more blocks than the width:           run whole: it takes no more SMs
 //!     if it is short and within the slack:               run whole: to limit it costs more than it gives
@@ -167,8 +169,7 @@ impl TpotFirst {
             Place::Width(sms) => self.limited(launch, cost_ns, sms),
             Place::Yielding(decision) => (decision, cost_ns),
             _ if self.shares.time_sliced => whole,
-            // A step may begin at any time.
-            Place::Between if cost_ns > self.bears_ns() => (self.yielding(launch), cost_ns),
+            Place::Between if !self.bears_whole(cost_ns) => (self.yielding(launch), cost_ns),
             Place::Overdue if can_limit(launch) => self.limited(launch, cost_ns, STEP_SMS),
             Place::Overdue => (self.yielding(launch), cost_ns),
             _ => whole,
@@ -190,6 +191,11 @@ impl TpotFirst {
     pub(crate) fn bears_ns(&self) -> u64 {
         let settings: &Settings = &self.settings;
         self.services.iter().map(|service| service.bears_ns(settings)).min().unwrap_or(u64::MAX)
+    }
+
+    /// A step may begin at any time: it could bear the launch, or few steps are late.
+    fn bears_whole(&self, cost_ns: u64) -> bool {
+        self.services.iter().all(|service| service.bears_whole(cost_ns, &self.settings))
     }
 
     /// The least width of all services.

@@ -21,6 +21,8 @@ const LOST: u64 = 8;
 /// The slack is divided into so many parts; at first the others have half of it.
 const PARTS: usize = 8;
 const PARTS_AT_FIRST: usize = PARTS / 2;
+/// What a step could not bear runs whole between two of them only if it takes at most so many times its objective.
+const WHOLE_OBJECTIVES: u64 = 2;
 /// A service is asked for its objectives again after so many units.
 const ASK_UNITS: u64 = 256;
 
@@ -31,6 +33,8 @@ pub struct Busy {
     pub until_ns: u64,
     /// Until when something is that the width let in.
     pub on_width_until_ns: u64,
+    /// Until when something is that ran whole though a step could not bear it.
+    pub unborne_until_ns: u64,
 }
 
 /// The open unit, or the oldest of several.
@@ -48,6 +52,8 @@ struct Open {
     beside: bool,
     on_width: bool,
     on_fewer: bool,
+    /// It began beside a launch that it could not bear, which tells nothing of widths.
+    unborne: bool,
     /// A launch was held for its sake.
     holds: bool,
 }
@@ -167,6 +173,16 @@ impl Service {
         self.part_of(self.slack_ns(settings))
     }
 
+    /// Whether a launch between two steps may run whole: one that begins meanwhile can bear it; or it delays a few at
+    /// most, and few are late.
+    pub fn bears_whole(&self, cost_ns: u64, settings: &Settings) -> bool {
+        let late_max = JUDGED_STEPS * settings.whole_late_percent_max as usize;
+        let objective_ns = self.objectives_ns.into_iter().flatten().min().unwrap_or(0);
+        let is_short = cost_ns <= objective_ns.saturating_mul(WHOLE_OBJECTIVES);
+        let is_kept = !self.is_strict() && self.late_of_kept * 100 < late_max;
+        cost_ns <= self.bears_ns(settings) || (is_short && is_kept)
+    }
+
     fn part_of(&self, slack_ns: u64) -> u64 {
         slack_ns / PARTS as u64 * self.parts.level() as u64
     }
@@ -247,7 +263,8 @@ impl Service {
         let slack_ns = if alone { 0 } else { self.slack_ns(settings).min(rest_ns) };
         let beside = busy.until_ns > since_ns;
         let on_width = busy.on_width_until_ns > since_ns;
-        self.open = Some(Open { slack_ns, alone, beside, on_width, ..open });
+        let unborne = busy.unborne_until_ns > since_ns;
+        self.open = Some(Open { slack_ns, alone, beside, on_width, unborne, ..open });
     }
 
     /// Whether the others wait in the step that begins, for its own time to be seen.
@@ -296,7 +313,7 @@ impl Service {
     /// What a step tells of the width, and of the part of the slack that others may take.
     fn learn(&mut self, now_ns: u64, open: &Open, permille: u32, settings: &Settings) {
         let is_good = permille <= settings.target_permille;
-        if is_good && open.alone {
+        if (is_good && open.alone) || open.unborne {
             return;
         }
         let (has_spent, waits) = (open.spent_ns > 0, open.holds && self.widths.sms() == 0);

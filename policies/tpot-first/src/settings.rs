@@ -16,6 +16,10 @@ pub struct Settings {
     pub limit_ns_min: u64,
     /// `late_percent_max`: if more of a service's latest 200 steps were late, it is served strictly.
     pub late_percent_max: u32,
+    /// `whole_late_percent_max`: while a smaller share of a service's latest 200 steps was late, a launch between two of
+    /// its steps runs whole, though a step that begins meanwhile could not bear it, if it takes at most twice the
+    /// objective; 0: never.
+    pub whole_late_percent_max: u32,
     /// `wait_ms_max`: a launch that waited for so long runs, on the least width if it can.
     pub wait_ns_max: u64,
     /// `turnaround_us`: what it takes to have launches yield, until that is measured.
@@ -49,6 +53,7 @@ impl Settings {
             start_sms: config.small("start_sms", 32, 0..=1_024)?,
             limit_ns_min: config.microseconds("limit_us_min", 60, 0..=1_000_000)?,
             late_percent_max: config.small("late_percent_max", 5, 0..=100)?,
+            whole_late_percent_max: config.small("whole_late_percent_max", 2, 0..=100)?,
             wait_ns_max: config.integer("wait_ms_max", 1_000, 1..=3_600_000)? * 1_000_000,
             turnaround_ns: config.microseconds("turnaround_us", 200, 0..=1_000_000)?,
             switch_ns: config.microseconds("switch_us", 400, 0..=1_000_000)?,

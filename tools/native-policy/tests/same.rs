@@ -277,9 +277,12 @@ fn slo_herald_answers_as_its_component_does() {
 #[test]
 fn detshares_policies_answer_as_their_components_do() {
     let mut seen = [0; 5];
-    for (seed, config) in
-        [(1, ""), (2, "good_steps = 2\nstart_sms = 120"), (3, "turnaround_ns_max = 0")]
-    {
+    for (seed, config) in [
+        (1, ""),
+        (2, "good_steps = 2\nstart_sms = 120"),
+        (3, "turnaround_ns_max = 0\nwhole_late_percent_max = 0"),
+        (4, "whole_late_percent_max = 0"),
+    ] {
         for (all, n) in seen.iter_mut().zip(compare::<TpotFirst>("tpot-first", seed, config)) {
             *all += n;
         }

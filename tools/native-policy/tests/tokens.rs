@@ -11,7 +11,7 @@ const TRAININGS: [&str; 3] =
 
 /// A service that is one CUDA graph a request, each of them a token, beside a training.
 fn beside(
-    policy: &str,
+    (policy, config): (&str, &str),
     sharing: SharingMode,
     high: &str,
     low: &str,
@@ -22,7 +22,7 @@ fn beside(
     let tpot_ns = Some((tpot_ms * 1e6) as u64);
     let setup =
         Setup { sharing, tpot_ns, seconds: 16.0, overrun_seconds: 60.0, ..Setup::default() };
-    let policy_of = tally_native_policy::by_name(policy, "").unwrap();
+    let policy_of = tally_native_policy::by_name(policy, config).unwrap();
     let report = simulate(&setup, &high, Some(&low), arrivals, Some(policy_of));
     let (late, share) = figures(&report);
     let p99_ms = report.high_priority.service_p99_ms;
@@ -55,7 +55,7 @@ fn tpot_first_keeps_the_objective_of_a_decoder_without_a_pause_where_throughput_
         for factor in [1.5, 2.0] {
             let of = |policy| {
                 let (sharing, all) = (SharingMode::Mps, without_a_pause());
-                figures(&beside(policy, sharing, decoder, low, factor * TOKEN_MS, &all))
+                figures(&beside((policy, ""), sharing, decoder, low, factor * TOKEN_MS, &all))
             };
             let (late, share) = of("tpot-first");
             let (late_of_all, share_of_all) = of("throughput");
@@ -77,13 +77,31 @@ fn between_steps_tpot_first_gives_best_effort_what_tally_priority_does_or_more()
     for low in &TRAININGS[1..] {
         let of = |policy| {
             let sharing = SharingMode::Mps;
-            figures(&beside(policy, sharing, "llama7b_decode_b1", low, 1.5 * TOKEN_MS, &arrivals))
+            let high = "llama7b_decode_b1";
+            figures(&beside((policy, ""), sharing, high, low, 1.5 * TOKEN_MS, &arrivals))
         };
         let ((late, share), (late_of_all, _)) = (of("tpot-first"), of("throughput"));
         assert!(late < 0.01 && late_of_all > 0.5, "{low}: {late}, {late_of_all} of throughput");
         let (_, priority) = of("tally-priority");
         assert!(share > 0.95 * priority, "{low}: {share}, {priority} under tally-priority");
     }
+}
+
+/// Kernels that a step could not bear, and that nothing shortens, run on all SMs while the service has no requests: few
+/// steps begin beside them.
+#[test]
+fn in_long_pauses_best_effort_runs_whole() {
+    let period_ns = 6_500_000;
+    let request = |n: u64| (0..100).map(move |token| (200 * n + token) * period_ns);
+    let arrivals = Arrivals::At((0..12).flat_map(request).collect());
+    let of = |config| {
+        let (high, low, sharing) = ("llama7b_decode_b1", TRAININGS[0], SharingMode::Mps);
+        let policy = ("tpot-first", config);
+        figures(&beside(policy, sharing, high, low, 1.5 * TOKEN_MS, &arrivals))
+    };
+    let ((late, share), (_, never)) = (of(""), of("whole_late_percent_max = 0"));
+    assert!(late < 0.02, "{late}");
+    assert!(share > 1.2 * never, "{share}, {never} if they do not");
 }
 
 /// There is no width, and the GPU itself interrupts kernels: holding back has nothing to add.
@@ -93,7 +111,7 @@ fn where_contexts_take_turns_both_keep_the_objective() {
         let of = |policy| {
             let sharing = SharingMode::Timeslice;
             let (high, low) = ("llama7b_decode_b1", TRAININGS[1]);
-            figures(&beside(policy, sharing, high, low, 1.25 * TOKEN_MS, &arrivals))
+            figures(&beside((policy, ""), sharing, high, low, 1.25 * TOKEN_MS, &arrivals))
         };
         let ((late, share), (late_of_all, most)) = (of("tpot-first"), of("throughput"));
         assert!(late < 0.01 && late_of_all < 0.01, "{late}, {late_of_all} of throughput");
