@@ -114,7 +114,7 @@ pub struct Service {
     misses: bool,
     busy_from_ns: Option<u64>,
     busy_ns: u64,
-    /// Units of this stretch that were not measured alone, and how long they took in all.
+    /// Units of this stretch beside which best effort was let in, and how long they took in all.
     beside_units: u64,
     beside_ns: u64,
     /// Units of this stretch, measured alone or not.
@@ -373,8 +373,12 @@ impl Service {
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
         } else {
             self.share.unit(open.is_some_and(|open| open.short));
-            self.beside_units = self.beside_units.saturating_add(units.into());
-            self.beside_ns = self.beside_ns.saturating_add(took_ns.saturating_mul(units.into()));
+            // Where nothing was let in, what it took is not best effort's doing.
+            if open.is_some_and(|open| self.let_in_ns > open.since_ns) {
+                let took_ns = took_ns.saturating_mul(units.into());
+                self.beside_units = self.beside_units.saturating_add(units.into());
+                self.beside_ns = self.beside_ns.saturating_add(took_ns);
+            }
             self.since_alone = self.since_alone.saturating_add(units);
             self.short_in_review += u32::from(open.is_some_and(|open| open.short));
             changed |= self.review(now_ns, units, took_ns, is_late);

@@ -207,6 +207,8 @@ fn a_service_that_is_nearly_always_busy_spares_nothing() {
             let is_alone = b.policy.services[0].left_ns() == Some(0);
             alone += u32::from(is_alone);
             b.policy.services[0].is_short();
+            b.now_ns += 1;
+            assert_eq!(b.decide(US), if is_alone { HELD } else { RUNS });
             let took_ns = if is_alone { MS } else { beside_ns };
             b.end(took_ns);
             b.now_ns -= 4 * took_ns - gap_ns;
@@ -223,6 +225,19 @@ fn a_service_that_is_nearly_always_busy_spares_nothing() {
     let alone = busy(&mut b, 1_005 * US, 20 * US);
     assert!(alone < 3_000, "{alone} of 20 000");
     assert!(b.allowance_ns().unwrap() > spare_ns, "{:?}", b.allowance_ns());
+}
+
+/// A burst of requests, which take longer as the service's host does, beside an idle best-effort program.
+#[test]
+fn a_service_is_not_served_strictly_for_what_nothing_was_let_in() {
+    let mut b = Bench::new(30 * MS);
+    b.units(200, MS);
+    for _ in 0..5_000 {
+        b.begin();
+        b.end(1_200 * US);
+        b.now_ns -= 4 * 1_200 * US;
+        assert!(!b.policy.services[0].is_strict());
+    }
 }
 
 #[test]
