@@ -61,6 +61,7 @@ use service::Service;
 use settings::Settings;
 use tally_fairness::{Due, Shares, Yields};
 use tally_forms::Forms;
+use tally_sdk::grid::scaled;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
     Activity, Answer, Client, ClientId, Counters, Decision, Form, HOLD_UNTIL_CHANGE, Launch, Level,
@@ -218,7 +219,13 @@ impl Herald {
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
-        self.services.iter_mut().for_each(|one| one.share.let_in(launch.predicted_ns, within));
+        let limited_ns = |sms: u32| scaled(cost_ns, launch.sms().into(), sms.max(1).into());
+        let lasts_ns = beside.filter(|_| within).map_or(cost_ns, limited_ns);
+        let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(lasts_ns);
+        for service in &mut self.services {
+            service.share.let_in(launch.predicted_ns, within);
+            service.under_way(until_ns);
+        }
         if let Some(sms) = beside.filter(|_| within) {
             for service in &mut self.services {
                 service.spend(launch.now_ns, 0);
@@ -251,8 +258,10 @@ impl Herald {
         };
         let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
         let (launches, ns) = self.leases.give(bears_ns.unwrap_or(0));
+        let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
         for service in &mut self.services {
             service.share.let_in(ns, false);
+            service.under_way(until_ns);
             if within {
                 service.spend(launch.now_ns, ns);
             }

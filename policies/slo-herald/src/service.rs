@@ -66,6 +66,8 @@ struct Open {
     /// SMs on which best effort may run meanwhile, if it has SMs and not time.
     sms: Option<u32>,
     alone: bool,
+    /// Best-effort work was under way when it began.
+    beside: bool,
     /// It is not one of those that the objective is about.
     other: bool,
     /// A launch was held because it could spare no more.
@@ -92,6 +94,8 @@ pub struct Service {
     ended_ns: Option<u64>,
     /// When a best-effort launch was last let in while a unit was open.
     let_in_ns: u64,
+    /// Until when best-effort work may be under way, leased or not.
+    under_way_until_ns: u64,
     units: u64,
     since_alone: u32,
     /// What units took alone, the latest last.
@@ -145,6 +149,7 @@ impl Service {
             last: None,
             ended_ns: None,
             let_in_ns: 0,
+            under_way_until_ns: 0,
             units: 0,
             since_alone: 0,
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
@@ -315,6 +320,11 @@ impl Service {
         }
     }
 
+    /// A best-effort launch is let in, or a lease, which may be under way until then.
+    pub fn under_way(&mut self, until_ns: u64) {
+        self.under_way_until_ns = self.under_way_until_ns.max(until_ns);
+    }
+
     /// A unit began; what it can bear. One that is old already can bear less, as can one that was open beside the last.
     pub fn began(&mut self, now_ns: u64, since_ns: u64, deadline_ns: u64) -> u64 {
         let is_timed = deadline_ns != NEVER;
@@ -339,7 +349,9 @@ impl Service {
         let alone = allowance_ns.is_none();
         let sms = self.share.sms().filter(|_| !alone);
         let (told_ns, short) = (now_ns, false);
-        self.open = Some(Open { told_ns, since_ns, left_ns, spent_ns, sms, alone, other, short });
+        let beside = self.under_way_until_ns > since_ns;
+        self.open =
+            Some(Open { told_ns, since_ns, left_ns, spent_ns, sms, alone, beside, other, short });
         left_ns
     }
 
@@ -374,7 +386,7 @@ impl Service {
         } else {
             self.share.unit(open.is_some_and(|open| open.short));
             // Where nothing was let in, what it took is not best effort's doing.
-            if open.is_some_and(|open| self.let_in_ns > open.since_ns) {
+            if open.is_some_and(|open| open.beside || self.let_in_ns > open.since_ns) {
                 let took_ns = took_ns.saturating_mul(units.into());
                 self.beside_units = self.beside_units.saturating_add(units.into());
                 self.beside_ns = self.beside_ns.saturating_add(took_ns);
@@ -486,10 +498,12 @@ impl Service {
                 self.retry_after = (self.retry_after * 2).min(RETRY_STRETCHES_MAX);
             }
             self.retry_in = self.retry_after;
-        } else if busy_permille > BUSY_PERMILLE_STRICT {
+        } else if busy_permille > BUSY_PERMILLE_RAISE_MAX {
             // Alone it is as busy. A later stretch tells again whether best effort adds to that.
             self.retry_in = self.retry_in.saturating_sub(1);
             self.inflates = self.retry_in > 0;
+        } else {
+            self.inflates = false;
         }
         // A server that batches what waits makes tokens all the time, and more at once if more waits.
         let counts = self.inflates && !self.of_tokens;

@@ -44,8 +44,9 @@ use tally_fairness::{Due, Shares, Yields};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
-    Activity, Answer, Client, ClientId, Counters, Decision, KernelId, Launch, Level, Membership,
-    Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, Units, WINDOW_OPEN,
+    Activity, Answer, Client, ClientId, Counters, Decision, Form, KernelId, Launch, Level,
+    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, Units,
+    WINDOW_OPEN,
 };
 
 tally_sdk::reasons! {
@@ -195,6 +196,7 @@ impl TpotFirst {
     fn go(&mut self, launch: &Launch, place: Place) -> Answer {
         let now_ns = launch.now_ns;
         let cost_ns = self.cost_ns(launch);
+        let under_way_ns = self.under_way_ns(launch, cost_ns);
         let (decision, ns) = self.form(launch, place, cost_ns);
         let until_ns = now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
         self.busy.until_ns = self.busy.until_ns.max(until_ns);
@@ -205,8 +207,13 @@ impl TpotFirst {
             let width = if let Place::Width(sms) = place { sms } else { u32::MAX };
             self.services.iter_mut().for_each(|service| service.goes_on_width(width));
         }
-        if place == Place::Between && decision == Decision::Run(0) && cost_ns > self.bears_ns() {
-            self.busy.unborne_until_ns = self.busy.unborne_until_ns.max(until_ns);
+        let is_whole = launch.runs_as(decision) == Form::Whole;
+        if place == Place::Between && is_whole && !self.shares.time_sliced {
+            let settings = self.settings;
+            self.services
+                .iter_mut()
+                .filter(|one| one.risks(under_way_ns, &settings))
+                .for_each(|one| one.unborne_until_ns = now_ns.saturating_add(under_way_ns));
         }
         if select::yields(launch, decision) {
             self.starts_yielding(now_ns, launch.kernel, decision, until_ns);
@@ -214,8 +221,7 @@ impl TpotFirst {
         let (counter, reason) = match place {
             Place::Free => {
                 // Under a lease nobody tells what is under way.
-                self.busy.until_ns = u64::MAX;
-                self.busy.on_width_until_ns = u64::MAX;
+                self.busy = Busy { until_ns: u64::MAX, on_width_until_ns: u64::MAX };
                 let lease = self.shares.lease(self.settings.lease_launches);
                 self.counters.add(IN_STEPS, 1);
                 return Decision::Run(lease).because(Reason::Free);

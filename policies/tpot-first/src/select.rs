@@ -8,9 +8,8 @@
 //!     if each service bears all SMs:                     run on all SMs, with a lease
 //!     services := those with a unit open that has work on the GPU,
 //!                 and those whose step is predicted to begin before this launch ends
-//!     if there are none:                                 run on all SMs; whole, if a step that begins meanwhile could
-//!                                                        bear it, or if it takes at most two objectives and less
-//!                                                        than 2 % of the latest steps were late; else so that it yields
+//!     if there are none:                                 run on all SMs: whole, if a step that begins meanwhile could
+//!                                                        bear it, or each service takes the risk; else so that it yields
 //!     width := the least of them; slack := the least that is left of their steps
 //!     if it has no more blocks than the width:           run whole: it takes no more SMs
 //!     if it is short and within the slack:               run whole: to limit it costs more than it gives
@@ -19,6 +18,9 @@
 //!     if it can yield:                                   run in that form, until the slack is used up (`prepare.rs`)
 //!     else:                                              hold until the step is over
 //! ```
+//!
+//! A service takes the *risk* of a launch between its steps if all that is under way takes at most two of its objectives,
+//! and less than 2 % of its latest steps took too long for that, or were late.
 //!
 //! *Slack* is a learned part of the time between what a step takes without others and the target share of its objective.
 //! Where contexts take turns nothing can be limited, and a launch costs a change of context, too.
@@ -169,7 +171,7 @@ impl TpotFirst {
             Place::Width(sms) => self.limited(launch, cost_ns, sms),
             Place::Yielding(decision) => (decision, cost_ns),
             _ if self.shares.time_sliced => whole,
-            Place::Between if !self.bears_whole(cost_ns) => (self.yielding(launch), cost_ns),
+            Place::Between if cost_ns > self.bears_ns() => (self.between(launch, cost_ns), cost_ns),
             Place::Overdue if can_limit(launch) => self.limited(launch, cost_ns, STEP_SMS),
             Place::Overdue => (self.yielding(launch), cost_ns),
             _ => whole,
@@ -193,9 +195,28 @@ impl TpotFirst {
         self.services.iter().map(|service| service.bears_ns(settings)).min().unwrap_or(u64::MAX)
     }
 
-    /// A step may begin at any time: it could bear the launch, or few steps are late.
-    fn bears_whole(&self, cost_ns: u64) -> bool {
-        self.services.iter().all(|service| service.bears_whole(cost_ns, &self.settings))
+    /// A step that begins meanwhile, as it may at any time, could not bear it: whole if each service takes that risk.
+    fn between(&mut self, launch: &Launch, cost_ns: u64) -> Decision {
+        let (ns, settings) = (self.under_way_ns(launch, cost_ns), &self.settings);
+        let bears = |one: &Service| ns <= one.bears_ns(settings) || one.risks(ns, settings);
+        if !self.services.iter().all(bears) {
+            return self.yielding(launch);
+        }
+        // A form that is not there yet has to be asked for.
+        let asks = launch.can_prepare() && !launch.can_preempt();
+        match asks.then(|| self.yielding(launch)) {
+            Some(Decision::Preemptible) => Decision::Preemptible,
+            _ => Decision::Run(0),
+        }
+    }
+
+    /// How long all that is under way takes, with this launch.
+    pub(crate) fn under_way_ns(&self, launch: &Launch, cost_ns: u64) -> u64 {
+        // That of other clients only as far as a service took the risk: else it is short.
+        let unborne_ns = self.services.iter().map(|service| service.unborne_until_ns).max();
+        let until_ns = self.busy.until_ns.max(unborne_ns.unwrap_or(0));
+        let under_way_ns = until_ns.saturating_sub(launch.now_ns).max(launch.in_flight_ns);
+        under_way_ns.saturating_add(cost_ns)
     }
 
     /// The least width of all services.

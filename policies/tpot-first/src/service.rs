@@ -23,6 +23,8 @@ const PARTS: usize = 8;
 const PARTS_AT_FIRST: usize = PARTS / 2;
 /// What a step could not bear runs whole between two of them only if it takes at most so many times its objective.
 const WHOLE_OBJECTIVES: u64 = 2;
+/// Few of its steps were delayed: of as many at least.
+const RISK_STEPS_MIN: usize = 50;
 /// A service is asked for its objectives again after so many units.
 const ASK_UNITS: u64 = 256;
 
@@ -33,8 +35,6 @@ pub struct Busy {
     pub until_ns: u64,
     /// Until when something is that the width let in.
     pub on_width_until_ns: u64,
-    /// Until when something is that ran whole though a step could not bear it.
-    pub unborne_until_ns: u64,
 }
 
 /// The open unit, or the oldest of several.
@@ -52,8 +52,9 @@ struct Open {
     beside: bool,
     on_width: bool,
     on_fewer: bool,
-    /// It began beside a launch that it could not bear, which tells nothing of widths.
-    unborne: bool,
+    /// For how long launches were under way when it began that it could not bear: what that explains tells nothing of
+    /// widths.
+    unborne_ns: u64,
     /// A launch was held for its sake.
     holds: bool,
 }
@@ -92,8 +93,12 @@ pub struct Service {
     own_run: u32,
     /// Slack was asked for since the last step without others.
     wants_slack: bool,
-    kept: VecDeque<bool>,
+    /// Of each of the latest steps: it was late; that, or too long beside what it could not bear.
+    kept: VecDeque<(bool, bool)>,
     late_of_kept: usize,
+    delayed_of_kept: usize,
+    /// Until when something may be under way that ran whole though a step could not bear it.
+    pub unborne_until_ns: u64,
     misses: bool,
 }
 
@@ -118,6 +123,8 @@ impl Service {
             wants_slack: true,
             kept: VecDeque::with_capacity(JUDGED_STEPS),
             late_of_kept: 0,
+            delayed_of_kept: 0,
+            unborne_until_ns: 0,
             misses: false,
         }
     }
@@ -133,7 +140,7 @@ impl Service {
             self.own.clear();
             (self.own_permille, self.own_run) = (0, OWN_RUN[0]);
             self.kept.clear();
-            (self.late_of_kept, self.misses) = (0, false);
+            (self.late_of_kept, self.delayed_of_kept, self.misses) = (0, 0, false);
             self.neighbours_changed(now_ns, true);
         }
     }
@@ -173,14 +180,18 @@ impl Service {
         self.part_of(self.slack_ns(settings))
     }
 
-    /// Whether a launch between two steps may run whole: one that begins meanwhile can bear it; or it delays a few at
-    /// most, and few are late.
-    pub fn bears_whole(&self, cost_ns: u64, settings: &Settings) -> bool {
-        let late_max = JUDGED_STEPS * settings.whole_late_percent_max as usize;
+    /// Whether launches may be under way for so long between two steps, though one that begins meanwhile cannot bear it:
+    /// they delay a few at most, and few were delayed.
+    pub fn risks(&self, under_way_ns: u64, settings: &Settings) -> bool {
+        let is_in_step = self.open.is_some_and(|open| open.target_ns.is_some());
+        if is_in_step || self.is_strict() || self.own.len() < OWN_STEPS_MIN {
+            return false;
+        }
         let objective_ns = self.objectives_ns.into_iter().flatten().min().unwrap_or(0);
-        let is_short = cost_ns <= objective_ns.saturating_mul(WHOLE_OBJECTIVES);
-        let is_kept = !self.is_strict() && self.late_of_kept * 100 < late_max;
-        cost_ns <= self.bears_ns(settings) || (is_short && is_kept)
+        let steps = self.kept.len().max(RISK_STEPS_MIN);
+        under_way_ns > self.bears_ns(settings)
+            && under_way_ns <= objective_ns.saturating_mul(WHOLE_OBJECTIVES)
+            && self.delayed_of_kept * 100 < steps * settings.whole_late_percent_max as usize
     }
 
     fn part_of(&self, slack_ns: u64) -> u64 {
@@ -263,8 +274,8 @@ impl Service {
         let slack_ns = if alone { 0 } else { self.slack_ns(settings).min(rest_ns) };
         let beside = busy.until_ns > since_ns;
         let on_width = busy.on_width_until_ns > since_ns;
-        let unborne = busy.unborne_until_ns > since_ns;
-        self.open = Some(Open { slack_ns, alone, beside, on_width, unborne, ..open });
+        let unborne_ns = self.unborne_until_ns.saturating_sub(since_ns);
+        self.open = Some(Open { slack_ns, alone, beside, on_width, unborne_ns, ..open });
     }
 
     /// Whether the others wait in the step that begins, for its own time to be seen.
@@ -305,7 +316,8 @@ impl Service {
         if !self.misses {
             self.learn(now_ns, &open, permille, settings);
         }
-        self.judge(now_ns, late, settings);
+        let delayed = late || (open.unborne_ns > 0 && permille > settings.target_permille);
+        self.judge(now_ns, late, delayed, settings);
         let changed = before != (self.widths.sms(), self.is_strict());
         Ended { late, changed, permille: Some(permille) }
     }
@@ -313,13 +325,16 @@ impl Service {
     /// What a step tells of the width, and of the part of the slack that others may take.
     fn learn(&mut self, now_ns: u64, open: &Open, permille: u32, settings: &Settings) {
         let is_good = permille <= settings.target_permille;
-        if (is_good && open.alone) || open.unborne {
+        if is_good && open.alone {
             return;
         }
         let (has_spent, waits) = (open.spent_ns > 0, open.holds && self.widths.sms() == 0);
         // Of a step that took too long that is to blame which took more of it.
         let ns = |permille: u32| scaled(self.target_ns, permille.into(), 1_000);
         let over_ns = ns(permille.saturating_sub(self.own_permille));
+        if !is_good && open.unborne_ns >= over_ns / 2 && open.unborne_ns > 0 {
+            return;
+        }
         let by_slack = open.spent_ns >= (over_ns / 2).min(self.widths.part_of(ns(permille)));
         if (open.on_width || waits) && !(is_good && open.on_fewer) && (is_good || !by_slack) {
             self.widths.step(now_ns, open.since_ns, permille);
@@ -344,12 +359,16 @@ impl Service {
     }
 
     /// Strictly while too many of the latest steps were late. Before there are so many the others count as kept.
-    fn judge(&mut self, now_ns: u64, late: bool, settings: &Settings) {
-        if self.kept.len() == JUDGED_STEPS {
-            self.late_of_kept -= usize::from(self.kept.pop_front() == Some(false));
+    fn judge(&mut self, now_ns: u64, late: bool, delayed: bool, settings: &Settings) {
+        if self.kept.len() == JUDGED_STEPS
+            && let Some((late, delayed)) = self.kept.pop_front()
+        {
+            self.late_of_kept -= usize::from(late);
+            self.delayed_of_kept -= usize::from(delayed);
         }
-        self.kept.push_back(!late);
+        self.kept.push_back((late, delayed));
         self.late_of_kept += usize::from(late);
+        self.delayed_of_kept += usize::from(delayed);
         let misses = self.late_of_kept * 100 > JUDGED_STEPS * settings.late_percent_max as usize;
         if self.misses && !misses {
             self.widths.begin_narrow(now_ns);

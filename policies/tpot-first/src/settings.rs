@@ -16,9 +16,9 @@ pub struct Settings {
     pub limit_ns_min: u64,
     /// `late_percent_max`: if more of a service's latest 200 steps were late, it is served strictly.
     pub late_percent_max: u32,
-    /// `whole_late_percent_max`: while a smaller share of a service's latest 200 steps was late, a launch between two of
-    /// its steps runs whole, though a step that begins meanwhile could not bear it, if it takes at most twice the
-    /// objective; 0: never.
+    /// `whole_late_percent_max`: while a smaller share of a service's latest 200 steps was delayed by it, or late, a launch
+    /// between two of its steps runs whole, though a step that begins meanwhile could not bear it, if all that is under
+    /// way takes at most twice the objective; 0: never.
     pub whole_late_percent_max: u32,
     /// `wait_ms_max`: a launch that waited for so long runs, on the least width if it can.
     pub wait_ns_max: u64,

@@ -3,6 +3,7 @@ use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
 use tally_sdk::{FormsOffered, HOLD_UNTIL_CHANGE, LaunchState, NEVER};
 
 mod prepare;
+mod risk;
 mod widths;
 
 const US: u64 = 1_000;
@@ -525,48 +526,4 @@ fn a_wrong_configuration_is_refused() {
         let error = TpotFirst::init(text).err().unwrap();
         assert!(error.contains(why), "{error}");
     }
-}
-
-/// A CUDA graph, which could run in parts.
-fn long(b: &Bench, predicted_ns: u64) -> Launch {
-    let launch = b.asked(predicted_ns);
-    let state = launch.state | LaunchState::GRAPH;
-    Launch { state, offered: FormsOffered::SLICED, ..launch }
-}
-
-#[test]
-fn between_steps_a_long_launch_runs_whole_while_few_steps_are_late() {
-    let mut b = Bench::new("");
-    let runs_whole = |b: &mut Bench, ns| b.decide(&long(b, ns)) == RUNS;
-    assert!(runs_whole(&mut b, 2 * TPOT));
-    assert!(!runs_whole(&mut b, 2 * TPOT + 1), "too many steps would be late for it");
-    let width = b.width();
-    for late in 1..=4 {
-        b.now_ns += TPOT;
-        assert!(runs_whole(&mut b, TPOT), "{late}");
-        // It is under way as the step begins, and makes it late.
-        b.begin();
-        b.end(TPOT + 1);
-    }
-    assert_eq!(b.width(), width, "that tells nothing of widths");
-    b.now_ns += TPOT;
-    assert!(!runs_whole(&mut b, TPOT), "4 of 200");
-    assert!(runs_whole(&mut b, 2 * MS), "a step can bear it");
-    b.steps(197, OWN);
-    b.now_ns += 10 * MS;
-    assert!(runs_whole(&mut b, TPOT), "3 of 200");
-}
-
-#[test]
-fn between_steps_of_a_service_that_is_not_known_yet_too() {
-    let mut b = Bench::unknown("");
-    assert_eq!(b.decide(&long(&b, TPOT)), RUNS);
-    let mut b = Bench::unknown("whole_late_percent_max = 0");
-    assert_ne!(b.decide(&long(&b, TPOT)), RUNS);
-    set_services(vec![(SERVICE, testing::service(None))]);
-    let mut policy = TpotFirst::init("").unwrap();
-    policy.joined(1, &client(SERVICE, PriorityClass::High));
-    policy.joined(1, &client(TRAINING, PriorityClass::BestEffort));
-    let mut b = Bench { policy, now_ns: MS };
-    assert_ne!(b.decide(&long(&b, TPOT)), RUNS, "served strictly");
 }
