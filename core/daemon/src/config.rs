@@ -198,8 +198,8 @@ pub struct Client {
     /// What clients do while there is no core.
     pub fail: Fail,
     /// Profile one unit of work in 128 of each high-priority client: an event behind each of its launches tells how long
-    /// the GPU worked and had gaps (`services` in the contract, `tallyctl status`). On an
-    /// H200 it told GPU time within 1 % of CUPTI's.
+    /// the GPU worked and had gaps (`services` in the contract, `tallyctl status`). On an H200 it told
+    /// GPU time within 1 % of CUPTI's.
     pub profile_units: bool,
 }
 

@@ -118,7 +118,7 @@ pub struct Service {
     misses: bool,
     busy_from_ns: Option<u64>,
     busy_ns: u64,
-    /// Units of this stretch beside which best effort was let in, and how long they took in all.
+    /// Units of this stretch beside which best effort was let in or under way, and how long they took in all.
     beside_units: u64,
     beside_ns: u64,
     /// Units of this stretch, measured alone or not.

@@ -2,6 +2,7 @@ use super::*;
 use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
 use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER, SharingMode};
 
+mod busy;
 mod leases;
 mod space;
 
@@ -225,24 +226,6 @@ fn a_service_that_is_nearly_always_busy_spares_nothing() {
     let alone = busy(&mut b, 1_005 * US, 20 * US);
     assert!(alone < 3_000, "{alone} of 20 000");
     assert!(b.allowance_ns().unwrap() > spare_ns, "{:?}", b.allowance_ns());
-}
-
-/// A burst of requests, which take longer as the service's host does, beside an idle best-effort program.
-#[test]
-fn a_service_is_not_served_strictly_for_what_nothing_was_let_in() {
-    let mut b = Bench::new(30 * MS);
-    b.units(200, MS);
-    let bears_ns = b.allowance_ns();
-    // Busy 86 % of the time, and all of it.
-    for gap_ns in [200 * US, 0] {
-        for _ in 0..5_000 {
-            b.begin();
-            b.end(1_200 * US);
-            b.now_ns -= 4 * 1_200 * US - gap_ns;
-            assert!(!b.policy.services[0].is_strict());
-        }
-        assert!(b.allowance_ns() >= bears_ns);
-    }
 }
 
 #[test]

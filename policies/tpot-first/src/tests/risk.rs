@@ -57,9 +57,7 @@ fn no_risk_is_taken_of_a_service_that_is_not_known_yet_nor_while_a_step_pauses()
     assert_eq!(b.decide(&long(&b, TPOT)), RUNS);
     let mut b = Bench::new("");
     b.begin();
-    let pause = LaunchState::empty();
-    let paused =
-        Launch { state: LaunchState::GRAPH | pause, high_idle_ns: 3 * MS, ..long(&b, TPOT) };
+    let paused = Launch { state: LaunchState::GRAPH, high_idle_ns: 3 * MS, ..long(&b, TPOT) };
     assert_ne!(b.decide(&paused), RUNS);
     // Of few steps one is much.
     let mut b = Bench::new("");

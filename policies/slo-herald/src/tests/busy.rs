@@ -1,0 +1,39 @@
+//! Whether best effort makes a service busy.
+
+use super::*;
+
+/// A burst of requests, which take longer as the service's host does, beside an idle best-effort program.
+#[test]
+fn a_service_is_not_served_strictly_for_what_nothing_was_let_in() {
+    let mut b = Bench::new(30 * MS);
+    b.units(200, MS);
+    let bears_ns = b.allowance_ns();
+    // Busy 86 % of the time, and all of it.
+    for gap_ns in [200 * US, 0] {
+        for _ in 0..5_000 {
+            b.begin();
+            b.end(1_200 * US);
+            b.now_ns -= 4 * 1_200 * US - gap_ns;
+            assert!(!b.policy.services[0].is_strict());
+        }
+        assert!(b.allowance_ns() >= bears_ns);
+    }
+}
+
+/// What is let in between units goes on beside the next one, and makes it longer.
+#[test]
+fn what_is_under_way_when_a_unit_begins_is_beside_it() {
+    let mut b = Bench::new(30 * MS);
+    b.units(200, MS);
+    let mut is_ever_strict = false;
+    for _ in 0..2_000 {
+        let is_let_in = b.decide(500 * US) == RUNS;
+        b.now_ns += 10 * US;
+        b.begin();
+        let took_ns = if is_let_in { 1_500 * US } else { MS };
+        b.end(took_ns);
+        b.now_ns -= 4 * took_ns - 10 * US;
+        is_ever_strict |= b.policy.services[0].is_strict();
+    }
+    assert!(is_ever_strict);
+}
