@@ -7,7 +7,8 @@ under the policy `random-forms`, which runs launches preemptible, sliced and (wh
 offered) on some of the SMs, chosen at random, and asks the client to yield
 at random moments. The first run only has the transformed forms made; then runs are
 repeated until launches have yielded often enough. Every digest of every run
-must be the reference's. At last once more while CUPTI runs the client's kernels one at a time.
+must be the reference's. Once more while CUPTI runs the client's kernels one at a time, and at last while the client's
+width changes at random and most of its launches are leased.
 """
 
 import collections
@@ -20,6 +21,7 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 POLICY = "../test-policies/random-forms"
 RUN_TIMEOUT_S = 90
 RUNS_MAX = 6
+WIDTH_CHANGES = 200
 
 
 def train(worker, args):
@@ -56,6 +58,31 @@ def record_bytes(worker):
     """CUPTI runs the worker's kernels one at a time from the first call on: bytes of its records so far."""
     worker.send("serial_kernels")
     return worker.receive(RUN_TIMEOUT_S)["record_bytes"]
+
+
+def run_widths(suite, expected, failures):
+    """One core, one client whose width changes; a row of what happened."""
+    args, label = suite.args, "mps-widths"
+    config = f"form = 6\nlease = 16\ntoggle_us = {args.toggle_us}\nseed = 5\n"
+    row = {"machine": suite.machine, "sharing": "mps", "vendor_libraries": False, "runs": []}
+    with Core(suite, label, POLICY, "mps", config) as core:
+        worker = Client(suite, label, ["exact"], core, "best-effort", DETERMINISTIC)
+        with started([worker]):
+            for _ in range(RUNS_MAX):
+                digests, seconds = train(worker, args)
+                entry = client(core.status(), label)
+                limited, changes = entry["transformed"]["sm_limited"], entry["decisions"]["width_changes"]
+                different = [name for name in digests if digests[name] != expected[name]]
+                row["runs"].append({"seconds": seconds, "different": different, "width_changes": changes, "sm_limited": limited})
+                print(label, row["runs"][-1], entry["decisions"], flush=True)
+                for name in different:
+                    failures.add(f"{label}: {name} differs from the unshared run")
+                if different or (changes >= WIDTH_CHANGES and limited):
+                    break
+            row |= {"transformed": entry["transformed"], "decisions": entry["decisions"], "width_changes": changes}
+    if changes < WIDTH_CHANGES or not limited:
+        failures.add(f"{label}: {changes} changes of width and {limited} limited launches; {WIDTH_CHANGES} and some were wanted")
+    return row
 
 
 def run_mode(suite, sharing, vendor, serial, expected, failures):
@@ -101,6 +128,10 @@ def main(suite):
             with failures.guard(f"{sharing}, vendor {vendor}, serial {serial}"):
                 rows.append(run_mode(suite, sharing, vendor, serial, expected, failures))
             suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
+        if suite.args.widths:
+            with failures.guard("widths"):
+                rows.append(run_widths(suite, expected, failures))
+            suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
     return failures.messages
 
 
@@ -108,6 +139,7 @@ def add_arguments(parser):
     parser.add_argument("--sharing-modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
     parser.add_argument("--serial", default="mps", help="sharing modes in which CUPTI runs kernels one at a time, comma-separated")
+    parser.add_argument("--widths", type=int, default=1, help="whether to change the client's width in a last run; 0: not")
     parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
     parser.add_argument("--launches-yielded", type=int, default=100, help="launches that must have yielded")

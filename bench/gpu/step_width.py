@@ -3,7 +3,8 @@
 For each training and width one core in `mps` with the training as its only client, under the policy `random-forms` with
 one form: launches that are offered it run on so many SMs. The first run only has kernels' forms made. The base is the
 same under `fifo`, where all launches run whole. With `put_off_joins` and without. Counted: launches on some of the SMs,
-and those directly behind another one, with no event between them.
+and those directly behind another one, with no event between them. At last with a standing width (`widths.set`) and most
+launches leased.
 """
 
 from clients import Client, soon, started
@@ -14,6 +15,8 @@ POLICY = "../test-policies/random-forms"
 # SMs kept free for each width: one green context each.
 CORE = "[sm_limits]\nreserve_sms = [16, 68]\nput_off_joins = {}\n"
 SMS = (116, 64)
+# A launch is decided, with the joins at once or put off; or most are leased.
+WAYS = ("decided", "put-off", "leased")
 TRAININGS = ("gpt2-train", "resnet50-train")
 # Nothing was measured of a width at which fewer launches had it.
 LIMITED_SHARE_MIN = 0.05
@@ -26,12 +29,13 @@ def counts(core, name):
     return launches(entry)["total"], transformed["sm_limited"], transformed["sm_limited_consecutive"]
 
 
-def measure(suite, job, sms, puts_off, failures):
+def measure(suite, job, sms, way, failures):
     """One core, one row; `sms` is `None` for the base."""
-    args, name = suite.args, f"{job}-{sms or 'whole'}{'-put-off' if puts_off else ''}"
+    args, name, puts_off = suite.args, f"{job}-{sms or 'whole'}-{way}", way == "put-off"
     file = suite.work / f"width-{name}.toml"
     file.write_text(CORE.format(str(puts_off).lower()))
-    policy, config = ("fifo", None) if sms is None else (POLICY, f"form = 2\nsms = {sms}\nseed = 1\n")
+    form = "form = 6\nlease = 16" if way == "leased" else "form = 2"
+    policy, config = ("fifo", None) if sms is None else (POLICY, f"{form}\nsms = {sms}\nseed = 1\n")
     with Core(suite, f"width-{name}", policy, "mps", config, ["--config", file]) as core:
         be = Client(suite, f"be-{name}", [job], core, "best-effort")
         with started([be]):
@@ -41,7 +45,7 @@ def measure(suite, job, sms, puts_off, failures):
                 before = counts(core, be.name)
                 trained = be.ask("train", job=job, start_at=soon(), seconds=args.seconds, timeout_s=args.seconds + 60)
             made, limited, consecutive = (now - then for now, then in zip(counts(core, be.name), before, strict=True))
-    row = {"job": job, "sms": sms, "put_off_joins": puts_off, "steps_per_s": round(trained["steps_per_s"], 4)}
+    row = {"job": job, "sms": sms, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(trained["steps_per_s"], 4)}
     row |= {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive}
     if sms is not None and limited < LIMITED_SHARE_MIN * made:
         failures.add(f"{name}: only {limited} of {made} launches were on some of the SMs")
@@ -52,9 +56,9 @@ def main(suite):
     """Training by training, width by width."""
     failures, rows = Failures(), []
     for job in suite.args.jobs.split(","):
-        for sms, puts_off in ((None, False), *((sms, puts_off) for sms in SMS for puts_off in (False, True))):
+        for sms, way in ((None, "decided"), *((sms, way) for sms in SMS for way in WAYS)):
             with failures.guard(f"{job} on {sms or 'all'} SMs"):
-                rows.append(measure(suite, job, sms, puts_off, failures))
+                rows.append(measure(suite, job, sms, way, failures))
                 print(rows[-1], flush=True)
                 suite.write("width.json", {"rows": rows})
     return failures.messages

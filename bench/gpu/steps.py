@@ -67,7 +67,7 @@ STEPS = (
     Step("several", 240, "83", "two trainings at once in `timeslice`", ("several.json",)),
     Step("shares", 300, "120", "weights and floors of trainings, in both sharing modes", ("shares.json",)),
     Step("shim", 300, "12", "the shim's own tests on a GPU", ("shim.json",)),
-    Step("width", 900, "271 for two trainings", "what a standing width costs a training", ("width.json",)),
+    Step("width", 900, "380 for two trainings", "what a standing width costs a training", ("width.json",)),
     Step("speeds", 300, "188", "what makes a GPU's context slow and fast", ("speeds.json", "speeds-vendor.json")),
     Step("units", 200, "60", "requests as the core counts and times them, against the program's own", ("units.json",)),
     Step("waits", 200, "78", "which driver calls wait for other streams", ("waits.json",)),

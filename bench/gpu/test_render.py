@@ -289,7 +289,7 @@ class Renderer(unittest.TestCase):
         self.put("width.json", {"rows": [whole, {**whole, "sms": 116, "put_off_joins": True, "steps_per_s": 8.5, "sm_limited": 400, "sm_limited_consecutive": 380}]})
         text = self.text()
         self.assertIn("| gpt2-train | all |  | 10.00 | 1.000 | 500 | 0 | 0 |", text)
-        self.assertIn("| gpt2-train | 116 | yes | 8.50 | 0.850 | 500 | 400 | 380 |", text)
+        self.assertIn("| gpt2-train | 116 | put off | 8.50 | 0.850 | 500 | 400 | 380 |", text)
 
     def test_figures_of_hostile_clients(self):
         quantiles = {"p50": 10, "p99": 20}

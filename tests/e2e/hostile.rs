@@ -85,6 +85,7 @@ impl Hostile {
                 stream: self.ticket as u32 % STREAM_SLOTS as u32,
                 completion: self.ticket as u32 + 1,
                 demand: Default::default(),
+                limited_sms: 0,
             };
             ring::publish(&self.region, self.ticket, &request);
             self.ticket += 1;

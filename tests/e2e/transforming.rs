@@ -15,7 +15,7 @@ const STEPS: [u64; 3] = [60, 240, 960];
 fn trains_in_forms(config: &str, wanted: &[(&str, u64)]) -> Result<()> {
     let mut figures = serde_json::Value::Null;
     for steps in STEPS {
-        figures = trained(config, steps)?["transformed"].clone();
+        figures = trained(config, "", steps)?["transformed"].clone();
         let is_more = |(which, more_than): &(&str, u64)| {
             figures[which].as_u64().is_some_and(|count| count > *more_than)
         };
@@ -26,15 +26,18 @@ fn trains_in_forms(config: &str, wanted: &[(&str, u64)]) -> Result<()> {
     bail!("expected more than {wanted:?}: {figures:#}")
 }
 
-/// The client's figures, once it has trained.
-fn trained(config: &str, steps: u64) -> Result<serde_json::Value> {
+/// The client's figures, once it has trained under the policy with this configuration, and the core with that one.
+fn trained(config: &str, of_core: &str, steps: u64) -> Result<serde_json::Value> {
     let artefacts = Artefacts::locate()?;
     // Two SMs at least, so that there is something to be SM-limited to.
     let scene = Scene::new(&artefacts, Device::Software { sms: 2 })?;
     let alone = jobs::training_checksum(&scene, steps)?;
     let file = scene.dir().join("random-forms.toml");
     std::fs::write(&file, config)?;
-    let arguments = ["--policy-config", &file.to_string_lossy()];
+    let core_file = scene.dir().join("core.toml");
+    std::fs::write(&core_file, of_core)?;
+    let files = [&file, &core_file].map(|path| path.to_string_lossy());
+    let arguments = ["--policy-config", &files[0], "--config", &files[1]];
     let mut core = scene.core(&artefacts.test_policy("random-forms")?, &arguments)?;
     let trainer = scene.governed(Class::BestEffort, "train", &jobs::training(&scene, steps)?)?;
     let mut trainer = scene.start("training", trainer)?;
@@ -64,4 +67,20 @@ fn slices_that_yield_at_random_compute_the_same() -> Result<()> {
 fn all_forms_mixed_compute_the_same() -> Result<()> {
     let config = "form = 3\nsms = 1\ntoggle_us = 2000\nseed = 9\n";
     trains_in_forms(config, &[("sliced", 0), ("preemptible", 0)])
+}
+
+#[test]
+fn two_hundred_changes_of_width_compute_the_same() -> Result<()> {
+    let config = "form = 6\nlease = 3\ntoggle_us = 300\nseed = 10\n";
+    let mut figures = serde_json::Value::Null;
+    for steps in STEPS {
+        figures = trained(config, "[sm_limits]\nreserve_sms = [1]\n", steps)?;
+        let count = |pointer| figures.pointer(pointer).and_then(serde_json::Value::as_u64);
+        let [changes, limited, leased] =
+            ["/decisions/width_changes", "/transformed/sm_limited", "/decisions/leased"].map(count);
+        if changes >= Some(200) && limited > Some(20) && leased > Some(20) {
+            return Ok(());
+        }
+    }
+    bail!("expected 200 changes, and more than 20 limited and leased launches: {figures:#}")
 }

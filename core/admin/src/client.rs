@@ -88,6 +88,8 @@ pub struct ClientStatus {
     pub in_flight_us: f64,
     /// Its in-flight window, us.
     pub window_us: f64,
+    /// SMs that launches which are decided to run are limited to, if they can be; 0: to none.
+    pub width_sms: u32,
     /// Its launches are ungated: they start without a decision.
     pub ungated: bool,
     /// Why its last launch was decided as it was, in the policy's words; `null` if the policy gave no reason.
@@ -285,6 +287,8 @@ pub struct Decisions {
     pub preemptible: u64,
     /// Run on a subset of the SMs.
     pub sm_limited: u64,
+    /// Times that its policy changed its width.
+    pub width_changes: u64,
     /// Run whole because the form decided was not on offer, or could not be done.
     pub degraded: u64,
     /// Decided by the built-in rule because the policy failed.

@@ -14,6 +14,7 @@ pub mod objective;
 pub mod policy;
 pub mod service;
 pub mod unit_profile;
+pub mod widths;
 
 /// The text of the contract.
 pub const TEXT: &str = include_str!("../../../wit/policy.wit");

@@ -406,9 +406,11 @@ pub enum Command {
         /// Idle gap before it goes on.
         idle_ns: u64,
     },
+    /// Limit a best-effort client's launches to so many SMs unless something else is decided; 0: do not.
+    SetWidth { client: ClientId, sms: u32 },
     /// Let a client launch without being decided, or not.
     SetUngated { client: ClientId, ungated: bool },
-    /// Timers, windows, leases, yields and who is gated become as they are for a policy just loaded. The host's own,
+    /// Timers, windows, leases, yields, widths and who is gated become as they are for a policy just loaded. The host's own,
     /// for a new instance.
     Reset,
 }

@@ -268,7 +268,7 @@ pub struct SmLimits {
 
 impl Default for SmLimits {
     fn default() -> Self {
-        SmLimits { reserve_sms: vec![16, 32, 64], put_off_joins: false }
+        SmLimits { reserve_sms: vec![16, 32, 64, 96], put_off_joins: false }
     }
 }
 

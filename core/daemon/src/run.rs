@@ -34,9 +34,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tally_contract::limits::DRAIN_MS_MAX;
+use tally_contract::limits::{DRAIN_MS_MAX, RESERVES_MAX};
 use tally_decision_log::Recorder;
-use tally_engine::EngineConfig;
+use tally_engine::{EngineConfig, policy};
 use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::LocalSet;
@@ -102,6 +102,16 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
+/// What each partition leaves free, where launches are limited to some of the SMs.
+fn reserves(config: &Config, sharing: policy::SharingMode) -> [u32; RESERVES_MAX] {
+    let mut reserves = [0; RESERVES_MAX];
+    if sharing == policy::SharingMode::Concurrent {
+        let all = &config.sm_limits.reserve_sms;
+        reserves.iter_mut().zip(all).for_each(|(to, from)| *to = *from);
+    }
+    reserves
+}
+
 async fn serve(config: Config) -> Result<(), CoreError> {
     let mut signals = Signals::new()?;
     let room = raise_descriptors(config.admission.clients_max);
@@ -121,6 +131,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let folders = (socket::folder(&path), socket::folder(&admin_path));
     let sharing = SharingMode::establish(&config.sharing, folders.0, folders.1).await?;
     settings.engine.sharing = sharing.sharing();
+    settings.engine.reserve_sms = reserves(&config, settings.engine.sharing);
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();
     let lab = crate::ab::lab::Lab::open(&config, &path);

@@ -22,6 +22,7 @@ fn launch_wrongly(client: &Client) {
         stream: STREAM_SLOTS as u32,
         completion: ticket as u32 + 1,
         demand: Default::default(),
+        limited_sms: 0,
     };
     ring::publish(&client.region, ticket, &request);
     client.ring();

@@ -34,6 +34,8 @@ pub struct Submission {
     pub completion: u32,
     /// It started under a lease already; there is nothing to decide.
     pub started: bool,
+    /// Of a launch that started under a lease: on at most so many SMs; 0: on all.
+    pub limited_sms: u32,
 }
 
 /// How long a launch took, by its client's account.
@@ -148,6 +150,8 @@ pub struct ClientStats {
     pub sliced: u64,
     pub preemptible: u64,
     pub sm_limited: u64,
+    /// Times that its width was changed.
+    pub width_changes: u64,
     /// Forms that were not on offer and ran whole.
     pub degraded: u64,
     /// Times it was asked to yield.
@@ -209,6 +213,8 @@ pub(crate) struct Client {
     /// Launches in flight of unknown length.
     pub unmeasured: u64,
     pub window_ns: u64,
+    /// What is decided `run` runs on at most so many SMs; 0: on all.
+    pub width_sms: u32,
     pub ungated: bool,
     /// Tickets below this need no decision.
     pub granted_until: u64,
@@ -266,6 +272,7 @@ impl Client {
             yielded: false,
             unmeasured: 0,
             window_ns,
+            width_sms: 0,
             ungated,
             granted_until: if ungated { u64::MAX } else { first_ticket },
             answered_until: first_ticket,

@@ -32,12 +32,12 @@ pub use units::{EndedUnits, OpenUnit};
 use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::clients::Clients;
 use crate::policy::{
-    Class, ClientId, ClientInfo, Context, Decision, Event, Fault, FaultKind, KernelId, Policy,
-    SharingMode, Subscriptions, World,
+    Class, ClientId, ClientInfo, Context, Decision, Event, Fault, FaultKind, Form, KernelId,
+    Policy, SharingMode, Subscriptions, World,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
-use tally_contract::limits::{HOLD_NS_MAX, STALL_NS, TIMERS_TICK_MAX};
+use tally_contract::limits::{HOLD_NS_MAX, RESERVES_MAX, STALL_NS, TIMERS_TICK_MAX};
 
 /// What the caller must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub enum Action {
     },
     /// Have a client's sliced and preemptible launches stop at their next boundary, or go on.
     Yield { client: ClientId, yielded: bool },
+    /// Have a client's leased launches run on at most so many SMs, if they can; 0: on all.
+    SetWidth { client: ClientId, sms: u32 },
 }
 
 /// Settings, fixed at start but for `sm_count`.
@@ -82,6 +84,8 @@ pub struct EngineConfig {
     pub sm_count: u32,
     /// How clients share it.
     pub sharing: SharingMode,
+    /// SMs that each partition leaves free; 0: no partition.
+    pub reserve_sms: [u32; RESERVES_MAX],
 }
 
 impl Default for EngineConfig {
@@ -94,6 +98,7 @@ impl Default for EngineConfig {
             policy_stall_ns: STALL_NS,
             sm_count: 0,
             sharing: SharingMode::Concurrent,
+            reserve_sms: [0; RESERVES_MAX],
         }
     }
 }
@@ -171,7 +176,11 @@ impl<P: Policy> Engine<P> {
             config,
             policy,
             context: Context {
-                world: Box::new(World { sharing: config.sharing, ..World::default() }),
+                world: Box::new(World {
+                    sharing: config.sharing,
+                    reserve_sms: config.reserve_sms.into_iter().filter(|sms| *sms > 0).collect(),
+                    ..World::default()
+                }),
                 ..Context::default()
             },
             clients: Clients::default(),
@@ -345,7 +354,11 @@ impl<P: Policy> Engine<P> {
             c.stats.leased += 1;
             let periods = high_periods(high_active, self.high_periods);
             let was_active = c.is_active();
-            c.grant(&submission, Granted::whole(predicted, periods), now_ns);
+            let mut how = Granted::whole(predicted, periods);
+            if submission.started && submission.limited_sms > 0 {
+                (how.form, how.argument) = (Form::SmLimited, submission.limited_sms);
+            }
+            c.grant(&submission, how, now_ns);
             self.beside.note(now_ns, was_active, c.is_active());
             if c.info.class == Class::High {
                 self.note_high(now_ns, None, out);

@@ -8,15 +8,27 @@
 use crate::profile::Profiles;
 use std::collections::BTreeMap;
 pub use tally_contract::policy::*;
+use tally_contract::widths;
 
 /// What a policy may read during a call.
 #[derive(Debug, Default)]
 pub struct World {
     /// How clients share the GPU; does not change while a core runs.
     pub sharing: SharingMode,
+    /// SMs that each partition leaves free; none where launches are not limited to some.
+    pub reserve_sms: Vec<u32>,
+    /// SMs of the GPU, as of the latest decision; 0 before.
+    pub sm_count: u32,
     /// Kernels seen and their measured times.
     pub profiles: Profiles,
     pub clients: BTreeMap<ClientId, ClientView>,
+}
+
+impl World {
+    /// Numbers of SMs that launches can be limited to, rising.
+    pub fn widths(&self) -> Vec<u32> {
+        widths::partitions(self.sm_count, &self.reserve_sms)
+    }
 }
 
 /// Passed to every policy call. Boxed so that a host which must own it for the

@@ -77,6 +77,10 @@ impl Policy for Erratic {
             1 => context
                 .commands
                 .push(Command::SetTimer { delay_ns: self.next(), token: self.next() }),
+            3 => {
+                let sms = self.next() as u32 % 3;
+                context.commands.push(Command::SetWidth { client, sms });
+            }
             2 => self.subscriptions = self.next() as u8,
             _ => {}
         }
@@ -92,6 +96,7 @@ struct Model {
     decided: Vec<u64>,
     started: u64,
     done: u64,
+    width_sms: u32,
 }
 
 impl Model {
@@ -135,6 +140,11 @@ proptest! {
                             models[i].decided.push(ticket);
                         }
                     }
+                    Action::SetWidth { client, sms } => {
+                        if let Some(i) = ids.iter().position(|&x| x == client) {
+                            models[i].width_sms = sms;
+                        }
+                    }
                     Action::Yield { .. } => {}
                 }
             }
@@ -154,8 +164,9 @@ proptest! {
                     let ticket = models[i].next_ticket;
                     models[i].next_ticket += 1;
                     let started = ticket < models[i].granted && ticket == models[i].started;
-                    let offered = if seed.is_multiple_of(2) { forms_offered::SLICED | forms_offered::PREEMPTIBLE } else { 0 };
-                    let s = Submission { started, offered, ..submission(ticket, kernels[i]) };
+                    let offered = if seed.is_multiple_of(2) { forms_offered::ALL & !forms_offered::PREPARABLE } else { 0 };
+                    let limited_sms = if started { models[i].width_sms } else { 0 };
+                    let s = Submission { started, offered, limited_sms, ..submission(ticket, kernels[i]) };
                     e.submitted(now, ids[i], s, &mut out);
                     if started { models[i].started += 1; }
                 }

@@ -90,6 +90,8 @@ pub struct Submission {
     pub completion: AtomicU32,
     /// [`Demand`](tally_contract::kernel::Demand) of the kernel: blocks an SM in the low half, registers in the high one.
     pub demand: AtomicU32,
+    /// Of a leased launch: on at most so many SMs; 0: on all.
+    pub limited_sms: AtomicU32,
 }
 
 /// A decision, written by the core, read by the client. Used for forms other
@@ -470,11 +472,13 @@ pub struct CoreRegion {
     pub decisions: [DecisionSlot; RING_SLOTS],
 }
 
-/// The grant alone on its line: the one word a high-priority launch reads.
+/// The grant on a line of its own: of it a high-priority launch reads one word.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct GrantLine {
     pub ticket: AtomicU64,
+    /// SMs that leased launches are limited to if they can be; 0: they are not. Changes rarely.
+    pub width_sms: AtomicU32,
 }
 
 const _: () = {

@@ -19,6 +19,7 @@ use crate::layout::{
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_contract::kernel::Demand;
+use tally_contract::limits::SMS_MAX;
 
 /// The protocol's accesses, over any kind of atomic word: the real ones here,
 /// loom's in `tests/loom.rs`.
@@ -138,6 +139,8 @@ pub struct Request {
     pub completion: u32,
     /// Of the kernel, as far as the client knows it.
     pub demand: Demand,
+    /// Of a leased launch: on at most so many SMs; 0: on all.
+    pub limited_sms: u32,
 }
 
 /// How a launch is to be run.
@@ -184,6 +187,7 @@ pub fn publish(client: &ClientRegion, ticket: u64, request: &Request) {
     s.completion.store(request.completion, Relaxed);
     let Demand { blocks_per_sm, registers } = request.demand;
     s.demand.store(u32::from(blocks_per_sm) | u32::from(registers) << 16, Relaxed);
+    s.limited_sms.store(request.limited_sms, Relaxed);
     steps::publish(&s.sequence, ticket);
 }
 
@@ -241,6 +245,7 @@ pub fn poll(client: &ClientRegion, ticket: u64) -> Polled {
         stream: s.stream.load(Relaxed) % STREAM_SLOTS as u32,
         completion: s.completion.load(Relaxed),
         demand: Demand { blocks_per_sm: demand as u16, registers: (demand >> 16) as u16 },
+        limited_sms: s.limited_sms.load(Relaxed).min(SMS_MAX),
     })
 }
 
@@ -304,6 +309,7 @@ mod tests {
             stream: 0,
             completion: 1,
             demand: Demand { blocks_per_sm: 48, registers: 255 },
+            limited_sms: 112,
         };
         // Not published yet, published, and taken by a later ticket.
         let finds = |ticket| (has_come(&client, ticket), poll(&client, ticket));

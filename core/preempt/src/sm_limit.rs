@@ -25,10 +25,11 @@ use crate::prepare::{self, BACKLOG_MAX};
 use crate::{joins, kernels, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
-use tally_ipc::layout::STREAM_SLOTS;
+use tally_contract::widths;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
+use tally_ipc::layout::{KERNEL_SLOTS, STREAM_SLOTS};
 use tally_ipc::{ring, wait};
 use tally_rewriter::TransformRefusal;
 
@@ -64,6 +65,10 @@ static POOL: Locked<Pool> =
 static WANTED: AtomicBool = AtomicBool::new(false);
 static TRIED: AtomicBool = AtomicBool::new(false);
 static ALIVE: Lock = Lock::new();
+/// Kernels, by their place in the table, of which the core decided that a launch be limited: a bit each. Others it may
+/// know not to end then, by an earlier run.
+static DECIDED: [AtomicU64; KERNEL_SLOTS.div_ceil(64)] =
+    [const { AtomicU64::new(0) }; KERNEL_SLOTS.div_ceil(64)];
 static SM_LIMITED: Locked<VecDeque<SmLimited>> = Locked::new(VecDeque::new());
 
 /// SMs to keep free, one green context for each number.
@@ -95,6 +100,22 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         && prepare::may_be_limited(kernel, launch.function)
         && transformed::resident_on_all(launch).is_some_and(|resident| blocks > resident);
     if fits { CAN_LIMIT } else { 0 }
+}
+
+/// The core decided that a launch of this kernel be limited.
+pub fn note_decided(kernel: u32) {
+    if let Some(word) = DECIDED.get(kernel as usize / 64) {
+        let bit = 1 << (kernel % 64);
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, Relaxed);
+        }
+    }
+}
+
+/// Whether it did so before.
+pub fn was_decided(kernel: u32) -> bool {
+    let word = DECIDED.get(kernel as usize / 64);
+    word.is_some_and(|word| word.load(Relaxed) & 1 << (kernel % 64) != 0)
 }
 
 /// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were SM-limited never are
@@ -229,13 +250,11 @@ fn fill_pool(
         check(d.ctx_device.ok_or(NOT_SUPPORTED)?(&mut device))?;
         let mut all = DevResource::default();
         check(d.device_resource.ok_or(NOT_SUPPORTED)?(device, &mut all, RESOURCE_SM))?;
-        for reserve in reserves.iter().filter(|r| **r < all.sm_count) {
+        let partitions = reserves.iter().filter_map(|r| widths::partition_sms(all.sm_count, *r));
+        for wanted in partitions {
             let (mut part, mut rest) = (DevResource::default(), DevResource::default());
             let mut count = 1;
             let split = d.split_sms.ok_or(NOT_SUPPORTED)?;
-            let wanted = all.sm_count - reserve;
-            // Rounded down, so that at least so many stay free.
-            let wanted = (wanted / 8 * 8).max(wanted.min(8));
             let r = split(&mut part, &mut count, &all, &mut rest, 0, wanted);
             if r != SUCCESS || count == 0 {
                 log!("no green context of {wanted} SMs: CUDA error {r}");
@@ -417,6 +436,7 @@ pub fn reset() {
     }
     ALIVE.reset();
     joins::reset();
+    DECIDED.iter().for_each(|word| word.store(0, Relaxed));
     SM_LIMITED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 }

@@ -15,13 +15,12 @@
 
 use crate::activity::{self, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{link, poller, quiesce};
+use crate::{link, poller, quiesce, samples};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::AtomicU16;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::{Completion, KERNEL_SLOTS, STREAM_SLOTS, submission_flags};
+use tally_ipc::layout::{Completion, STREAM_SLOTS};
 use tally_ipc::ring;
 use tally_ipc::wait::now_ns;
 use tally_preempt::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
@@ -34,13 +33,9 @@ const DENSE: usize = 8;
 const DENSE_SHARED: usize = 4_096;
 /// The same for launches whose time is wanted.
 const DENSE_SAMPLES: usize = 128;
-/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
-const LEASED_EVERY: u32 = 4;
-/// A kernel's first launches are measured one by one, later one in so many.
-const FIRST_SAMPLES: u16 = 8;
-const SAMPLE_EVERY: u16 = 32;
-/// The golden ratio's part of 2^16: its multiples are spread evenly.
-const SCATTER: u16 = 40_503;
+/// Where nobody needs to know the end of each launch one in so many gets an event, and the first of an idle stream: under a
+/// lease, and of short kernels.
+const SPARSE_EVERY: u32 = 4;
 /// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
 /// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
 pub const LAUNCH_LATENCY_NS: u64 = 4_500;
@@ -54,6 +49,8 @@ struct Marker {
     event: usize,
     context: usize,
     number: u32,
+    /// Its place in the table; of an event behind other launches, too, beyond it.
+    kernel: u32,
     /// When the launch call had returned, ns.
     issued_ns: u64,
     /// [`quiesce::enqueued`] when it was recorded.
@@ -110,10 +107,23 @@ static EVENTS: Locked<BTreeMap<usize, Vec<usize>>> = Locked::new(BTreeMap::new()
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slots with events on their way, or launches behind the last of them: bits.
 static TRACKED: AtomicU64 = AtomicU64::new(0);
-/// Launches of each kernel of the table since the core was met, counted by [`count_on`].
-static LAUNCHED: [AtomicU16; KERNEL_SLOTS] = [const { AtomicU16::new(0) }; KERNEL_SLOTS];
-/// Between two looks at an event whose time is not wanted, at least, ns.
-const NAP_NS: u64 = 15_000;
+/// Between two looks at an event, ns.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// At least, if its time is not wanted.
+    pub least_ns: u64,
+    /// At most.
+    pub most_ns: u64,
+}
+
+impl Pace {
+    /// Nobody waits for what is looked at. A program that launches without a pause loses time to each look.
+    pub const CALM: Pace = Pace { least_ns: 200_000, most_ns: u64::MAX };
+    /// Another client may.
+    pub const SHARED: Pace = Pace { least_ns: 15_000, most_ns: u64::MAX };
+    /// A launch of this program waits, and the GPU may have nothing to do before it.
+    pub const WAITED_FOR: Pace = Pace { least_ns: 15_000, most_ns: 30_000 };
+}
 
 /// What asking for a slot's events found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,42 +139,13 @@ pub fn tracked() -> u64 {
     TRACKED.load(SeqCst)
 }
 
-/// Count a launch, and say whether its time is to be reported.
-pub fn is_sample(kernel: u32, flags: u32) -> bool {
-    if flags & submission_flags::GRAPH != 0 {
-        return true;
-    }
-    let Some(launched) = LAUNCHED.get(kernel as usize) else { return false };
-    let counted = launched.fetch_update(Relaxed, Relaxed, |n| Some(count_on(n)));
-    let (Ok(n) | Err(n)) = counted;
-    is_picked(n)
-}
-
-/// Whether launch `n` of a kernel is measured. Later ones are scattered: with a period, a step with a multiple of it
-/// would have launches of some grids measured each time, and others never.
-fn is_picked(n: u16) -> bool {
-    n < FIRST_SAMPLES || n.wrapping_mul(SCATTER) < u16::MAX / SAMPLE_EVERY
-}
-
-/// One more launch of a kernel. Never goes back to its first ones.
-fn count_on(launched: u16) -> u16 {
-    launched.checked_add(1).unwrap_or(FIRST_SAMPLES)
-}
-
-/// A core was met that knows no kernel's time yet: measure them anew.
-pub fn forget_samples() {
-    for launched in &LAUNCHED {
-        launched.store(0, Relaxed);
-    }
-}
-
 /// Whether a launch behind `unmarked` others gets an event, with so many on their way. Where nothing
 /// ends, ever fewer do: thousands of launches may stand behind a wait.
-fn is_due(index: usize, pending: usize, unmarked: u32, is_leased: bool) -> bool {
+fn is_due(index: usize, pending: usize, unmarked: u32, is_sparse: bool) -> bool {
     if index == OVERFLOW {
         return pending < DENSE_SHARED;
     }
-    if is_leased && pending > 0 && unmarked + 1 < LEASED_EVERY {
+    if is_sparse && pending > 0 && unmarked + 1 < SPARSE_EVERY {
         return false;
     }
     let more = pending.saturating_sub(DENSE - 1).min(16);
@@ -178,16 +159,19 @@ pub fn track_launch(
     slot: &Slot,
     stream: usize,
     number: u32,
+    kernel: u32,
     is_sample: bool,
     is_leased: bool,
 ) {
     let issued_ns = now_ns();
+    let is_sparse = is_leased || samples::is_short(kernel);
     let track = &TRACKS[index & 63];
     let due = track.with(|track| {
         let pending = track.markers.len();
-        (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked, is_leased)
+        (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked, is_sparse)
     });
-    let marker = due.then(|| marker(index, slot, stream, number, issued_ns, is_sample)).flatten();
+    let sampled = is_sample.then_some(kernel);
+    let marker = due.then(|| marker(index, slot, stream, number, issued_ns, sampled)).flatten();
     track.with(|track| match marker {
         Some(marker) => {
             if track.markers.is_empty() {
@@ -205,7 +189,7 @@ pub fn track_launch(
 /// for one of them says nothing of the others: there, an event says when it is done.
 pub fn track_ungated(index: usize, stream: usize, number: u32) {
     if index == OVERFLOW {
-        track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false);
+        track_launch(index, &SLOTS[OVERFLOW], stream, number, u32::MAX, false, false);
     }
 }
 
@@ -225,7 +209,7 @@ pub fn mark_before_sample(index: usize, slot: &Slot, stream: usize) {
         Some(_) => track.markers.len() < DENSE_SAMPLES,
         None => track.unmarked > 0,
     });
-    if is_wanted && let Some(mut marker) = marker(index, slot, stream, number, now_ns(), false) {
+    if is_wanted && let Some(mut marker) = marker(index, slot, stream, number, now_ns(), None) {
         marker.is_watched = true;
         TRACKS[index & 63].with(|track| {
             track.markers.push_back(marker);
@@ -245,7 +229,7 @@ pub fn mark(index: usize, slot: &Slot, stream: usize) {
         Some(newest) => newest.number == number,
         None => track.last.is_some_and(|last| last.0 == number) && track.unmarked == 0,
     });
-    if !is_newest && let Some(marker) = marker(index, slot, stream, number, now_ns(), false) {
+    if !is_newest && let Some(marker) = marker(index, slot, stream, number, now_ns(), None) {
         TRACKS[index & 63].with(|track| {
             track.markers.push_back(marker);
             track.unmarked = 0;
@@ -268,7 +252,7 @@ fn marker(
     stream: usize,
     number: u32,
     issued_ns: u64,
-    is_sample: bool,
+    sampled: Option<u32>,
 ) -> Option<Marker> {
     let context = match slot.context.load(Relaxed) {
         _ if index == OVERFLOW => slots::context_of(stream),
@@ -290,10 +274,11 @@ fn marker(
         event,
         context,
         number,
+        kernel: sampled.unwrap_or(u32::MAX),
         issued_ns,
         enqueued,
-        is_sample,
-        is_watched: is_sample,
+        is_sample: sampled.is_some(),
+        is_watched: sampled.is_some(),
     })
 }
 
@@ -313,8 +298,9 @@ fn give_back(context: usize, event: usize) {
 }
 
 /// Ask for a slot's events, oldest first, and tell the core of what is done. By the poller, which goes into
-/// their contexts, or by the thread that launches in the slot's stream.
-pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Found {
+/// their contexts, or by the thread that launches in the slot's stream. At what pace
+/// it is to be looked at again is the answer's.
+pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: Pace) -> Found {
     let (slot, track) = (&SLOTS[index & 63], &TRACKS[index & 63]);
     let Some(query) = driver().event_query else { return Found::Nothing };
     loop {
@@ -335,8 +321,11 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
                     let since_ns = track.last.map_or(0, |last| last.1).max(oldest.issued_ns);
                     let since_ns = now.saturating_sub(since_ns);
                     // Exact to a sixteenth where the time is wanted.
-                    let later_ns =
-                        if oldest.is_watched { since_ns / 16 } else { (since_ns / 4).max(NAP_NS) };
+                    let later_ns = match oldest.is_watched {
+                        true => since_ns / 16,
+                        false => (since_ns / 4).max(pace.least_ns),
+                    };
+                    let later_ns = later_ns.min(pace.most_ns);
                     let stuck = (since_ns > sm_limit::STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)
                 }
@@ -352,6 +341,9 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool) -> Fou
             let marker = track.markers.pop_front()?;
             let off_ns = now.saturating_sub(track.looked_ns.max(marker.issued_ns));
             let took_ns = track.took(&marker, now);
+            if let Some(took_ns) = took_ns {
+                samples::measured(marker.kernel, took_ns);
+            }
             track.last = Some((marker.number, now, off_ns));
             track.looked_ns = now;
             track.done = marker.enqueued;
@@ -399,7 +391,7 @@ pub fn tail(client: &ClientRegion, index: usize) -> Found {
     if is_over {
         covered(client, index, slot, seen.sequence());
     }
-    Found::Later(NAP_NS)
+    Found::Later(Pace::SHARED.least_ns)
 }
 
 /// Between two looks at a stream without an event on its way, ns.
@@ -544,34 +536,4 @@ pub fn reset() {
     }
     EVENTS.reset(BTreeMap::new());
     TRACKED.store(0, SeqCst);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FIRST_SAMPLES, is_sample};
-    use tally_ipc::layout::KERNEL_SLOTS;
-
-    #[test]
-    fn a_kernels_first_launches_are_measured_and_then_one_in_so_many() {
-        let kernel = KERNEL_SLOTS as u32 - 1;
-        assert!((0..FIRST_SAMPLES).all(|_| is_sample(kernel, 0)));
-        let later = (0..320_000).filter(|_| is_sample(kernel, 0)).count();
-        assert!((9_900..10_100).contains(&later), "{later}");
-    }
-
-    #[test]
-    fn no_place_in_a_step_is_left_out() {
-        for launches in [1, 7, 32, 49, 64, 96, 200, 224, 256, 1_000] {
-            let kernel = KERNEL_SLOTS as u32 - 2 - launches;
-            let mut steps = vec![None; launches as usize];
-            for step in 0..400 {
-                for place in &mut steps {
-                    if is_sample(kernel, 0) && step > 0 {
-                        place.get_or_insert(step);
-                    }
-                }
-            }
-            assert!(steps.iter().all(Option::is_some), "{launches} launches a step: {steps:?}");
-        }
-    }
 }

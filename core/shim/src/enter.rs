@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::state::{self, Epoch};
-use crate::{completion, linger, log, tools, unit_profile};
+use crate::{linger, log, samples, tools, unit_profile};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -48,7 +48,7 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
         welcome.sharing,
         welcome.class_reason
     );
-    completion::forget_samples();
+    samples::forget_samples();
     tally_preempt::configure(&welcome.rewrite, &welcome.sharing);
     tools::look();
     linger::configure(client, welcome.high_priority, &welcome.sharing);

@@ -20,9 +20,9 @@ use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
 use crate::{completion, demand};
-use crate::{link, quiesce, tools, units};
+use crate::{link, quiesce, samples, tools, units};
 use std::cell::Cell;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED};
@@ -31,7 +31,7 @@ use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, SUCCESS, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
-use tally_preempt::{prepare, settings};
+use tally_preempt::{prepare, settings, sm_limit};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
 const LOOKS_PER_POLL: u32 = 4;
@@ -40,8 +40,8 @@ const LOOKS_PER_POLL: u32 = 4;
 enum Way {
     /// The core said how, to this ticket.
     Gated(Answer, u64),
-    /// It was granted before: whole.
-    Leased,
+    /// It was granted before: whole, or, to this ticket, on at most so many SMs.
+    Leased(u64, u32),
     /// There is no core to ask, and the fail mode says go on.
     Unscheduled,
     /// The client is ungated, or became so meanwhile.
@@ -83,15 +83,19 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         Way::Unscheduled => {
             client.counters.unscheduled.fetch_add(1, Relaxed);
         }
-        Way::Leased => is_leased = true,
+        Way::Leased(_, 0) => is_leased = true,
+        Way::Leased(ticket, sms) => {
+            is_leased = true;
+            answer = Some((Answer::SmLimited(sms), ticket));
+        }
         Way::Gated(Answer::Whole, _) => {}
         Way::Gated(decided, ticket) => answer = Some((decided, ticket)),
     }
     held.goes_on();
     // Of streams that share a slot one may be full, so that the driver keeps the launch waiting: the others go on.
     let _held = (index != OVERFLOW).then_some(held);
-    // A launch in another form is always measured: it is long, and few are.
-    let sample = answer.is_some() || shape.is_some_and(|(_, sample)| sample);
+    // A launch in another form is always measured: it is long, and few are. But for leased ones, which may be many.
+    let sample = (answer.is_some() && !is_leased) || shape.is_some_and(|(_, sample)| sample);
     // While the shim loads code nothing may be launched that this could wait for, and nothing may come between the parts
     // of another thread's launch.
     let is_limited = matches!(answer, Some((Answer::SmLimited(_), _)));
@@ -106,7 +110,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             }
             _ => launch::issue_counted(client, index, call),
         };
-        launch.finish(sample, is_leased);
+        launch.finish(shape.map_or(u32::MAX, |(shape, _)| shape.kernel), sample, is_leased);
         // In another form, the code that was launched may be that of another module with the same kernel.
         if result == SUCCESS
             && answer.is_none()
@@ -130,6 +134,9 @@ impl Gated<'_> {
             Answer::SmLimited(_) => CAN_LIMIT,
             Answer::Whole => 0,
         };
+        if let Answer::SmLimited(_) = answer {
+            sm_limit::note_decided(shape.kernel);
+        }
         if shape.flags & offered == 0 {
             // Asked for so that it can be had later; the core counts this one as whole.
             let (context, device) = (self.slot.context.load(Relaxed), &self.slot.device);
@@ -208,7 +215,7 @@ impl Gated<'_> {
                 {
                     shape.flags |= self.offers(&shape);
                 }
-                (shape, completion::is_sample(shape.kernel, shape.flags))
+                (shape, samples::is_sample(shape.kernel, shape.flags))
             });
             let mut request = Request {
                 kernel: shape.kernel,
@@ -219,12 +226,13 @@ impl Gated<'_> {
                 stream: index as u32,
                 completion: self.before.wrapping_add(1),
                 demand: demand::of(&shape),
+                limited_sms: 0,
             };
             let ticket = ring::take_ticket(client);
             let published = publish(client, epoch, ticket, &mut request, held);
             let Some(epoch) = published else { continue };
             if request.flags & LEASED != 0 {
-                return Way::Leased;
+                return Way::Leased(ticket, request.limited_sms);
             }
             let start = now_ns();
             let looks = Cell::new(0_u32);
@@ -237,7 +245,8 @@ impl Gated<'_> {
                     && looks.get().is_multiple_of(LOOKS_PER_POLL)
                 {
                     // A capture of another thread forbids this one to ask, by default.
-                    driver().relaxed(|| completion::poll_events(client, index, false));
+                    let pace = completion::Pace::WAITED_FOR;
+                    driver().relaxed(|| completion::poll_events(client, index, false, pace));
                 }
                 answer
             });
@@ -276,8 +285,12 @@ fn publish(
     // Without a core every earlier ticket's owner is giving up as well: nobody's
     // request is overwritten. And published it must be: the next core may have
     // been told to start at or before this ticket.
-    if epoch.is_some_and(|e| e.core.granted.ticket.load(SeqCst) > ticket) {
+    if let Some(e) = epoch.filter(|e| e.core.granted.ticket.load(SeqCst) > ticket) {
         request.flags |= LEASED;
+        let sms = e.core.granted.width_sms.load(Acquire);
+        if sms > 0 && request.flags & CAN_LIMIT != 0 && sm_limit::was_decided(request.kernel) {
+            request.limited_sms = sms;
+        }
     }
     ring::publish(client, ticket, request);
     let e = epoch?;
@@ -338,12 +351,12 @@ impl Gated<'_> {
     }
 
     /// See that the launch is reported done when it is.
-    fn finish(&self, sample: bool, is_leased: bool) {
+    fn finish(&self, kernel: u32, sample: bool, is_leased: bool) {
         let Gated { index, slot, before, call, .. } = *self;
         let seen = slot.word.snapshot();
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
         let stream = slots::explicit(call.stream, call.per_thread);
-        completion::track_launch(index, slot, stream, number, sample, is_leased);
+        completion::track_launch(index, slot, stream, number, kernel, sample, is_leased);
     }
 }

@@ -20,7 +20,7 @@
 //! | [`activity`], [`slots`], [`slot_life`], [`events`], [`syncs`] | busy or idle, told from the program's own calls |
 //! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |
 //! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |
-//! | [`completion`], [`poller`], [`asking`] | how the core learns that a launch is done |
+//! | [`completion`], [`poller`], [`asking`], [`samples`] | how the core learns that a launch is done, and what it took |
 //! | [`demand`] | what kernels demand of an SM |
 //! | [`turn`] | the lock over a gated launch |
 //! | [`quiesce`] | when the shim may load code |
@@ -76,6 +76,7 @@ pub mod poller;
 pub mod preempt;
 pub mod quiesce;
 pub mod resolve;
+pub mod samples;
 pub mod sandbox;
 pub mod slot_life;
 pub mod slots;

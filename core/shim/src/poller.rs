@@ -9,7 +9,7 @@
 //! the thread that it belongs to is asked to put an event into it the next time that it calls the driver.
 
 use crate::activity::{self, Snapshot};
-use crate::completion::{self, Found};
+use crate::completion::{self, Found, Pace};
 use crate::slots::{self, DRAINING, GONE, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, Slot};
 use crate::{asking, capture, link, state, threads, unit_profile, units};
 use rustix::thread::futex;
@@ -23,7 +23,7 @@ use tally_preempt::cuda::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 use tally_preempt::joins;
 
 /// Longest pause between two looks, ns.
-const NAP_NS_MAX: u64 = 500_000;
+const NAP_NS_MAX: u64 = 200_000;
 /// Shortest pause between two looks where nobody spins, ns.
 const NAP_NS_MIN: u64 = 50_000;
 /// Looks closer together than this are not worth a sleep, ns.
@@ -119,6 +119,7 @@ fn run() {
         let now = now_ns();
         let mut nap_ns = u64::MAX;
         let mut left = completion::tracked();
+        let pace = pace(client);
         if left != 0 {
             active_ns = now;
         }
@@ -127,8 +128,8 @@ fn run() {
             left &= left - 1;
             let slot = &SLOTS[index];
             let is_there = || matches!(slot.phase.load(SeqCst), LIVE | DRAINING);
-            let found = match asking::ask(is_there, || completion::poll_events(client, index, true))
-            {
+            let poll = || completion::poll_events(client, index, true, pace);
+            let found = match asking::ask(is_there, poll) {
                 Some(Found::Nothing) => completion::tail(client, index),
                 Some(later) => later,
                 // Its context is being destroyed.
@@ -153,6 +154,18 @@ fn run() {
             nap_ns = nap_ns.min(due.saturating_sub(now));
         }
         nap(word, nap_ns, now.saturating_sub(active_ns) < AWAKE_NS);
+    }
+}
+
+/// Whether a launch may wait for another one's end: one of this program's, or of another client's.
+fn pace(client: &ClientRegion) -> Pace {
+    let is_shared = |epoch: &state::Epoch| epoch.core.neighbours.load(Relaxed) > 1;
+    if client.activity.waiters.load(Relaxed) > 0 {
+        Pace::WAITED_FOR
+    } else if !state::is_best_effort() || state::epoch().is_some_and(is_shared) {
+        Pace::SHARED
+    } else {
+        Pace::CALM
     }
 }
 

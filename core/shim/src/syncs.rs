@@ -95,7 +95,10 @@ fn by_event(client: &ClientRegion, slot: usize, seen: Snapshot) {
             && driver().current_context() == context
     };
     // Elsewhere the poller asks, soon.
-    asking::ask(is_there, || driver().relaxed(|| completion::poll_events(client, slot, false)));
+    let pace = completion::Pace::SHARED;
+    asking::ask(is_there, || {
+        driver().relaxed(|| completion::poll_events(client, slot, false, pace))
+    });
     linger::after_wait(context);
 }
 

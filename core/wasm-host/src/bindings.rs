@@ -26,6 +26,7 @@ mod provided {
             "tally:policy/services@0.1.0.get": trappable,
             "tally:policy/services@0.1.0.slack-ns": trappable,
             "tally:policy/kernels@0.1.0.profile": trappable,
+            "tally:policy/widths@0.1.0.all": trappable,
             "tally:policy/identity@0.1.0.get": trappable,
             "tally:policy/kernel-identity@0.1.0.get": trappable,
         },

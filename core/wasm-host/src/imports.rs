@@ -245,6 +245,18 @@ impl imports::control::Host for HostState {
     }
 }
 
+impl imports::widths::Host for HostState {
+    fn all(&mut self) -> wasmtime::Result<Vec<u32>> {
+        let all = self.world.widths();
+        self.pass(size_of::<u32>() * all.len())?;
+        Ok(all)
+    }
+
+    fn set(&mut self, client: u32, sms: u32) {
+        self.commands.push(Command::SetWidth { client, sms });
+    }
+}
+
 impl imports::high_priority::Host for HostState {
     fn set_ungated(&mut self, client: u32, ungated: bool) {
         self.commands.push(Command::SetUngated { client, ungated });

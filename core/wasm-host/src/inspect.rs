@@ -17,7 +17,7 @@ use wasmtime::component::types::{self, ComponentItem};
 const PACKAGE: &str = "tally:policy/";
 const VERSION: &str = "0.1.0";
 /// Interfaces that policies may import.
-const IMPORTS: [&str; 13] = [
+const IMPORTS: [&str; 14] = [
     "types",
     "log",
     "metrics",
@@ -26,6 +26,7 @@ const IMPORTS: [&str; 13] = [
     "services",
     "kernels",
     "control",
+    "widths",
     "timers",
     "sharing",
     "identity",

@@ -183,7 +183,8 @@ impl Herald {
         }
         if self.sm_count != launch.sm_count {
             self.sm_count = launch.sm_count;
-            self.services.iter_mut().for_each(|one| one.share.set_sm_count(launch.sm_count));
+            let all = host::widths();
+            self.services.iter_mut().for_each(|one| one.share.set_gpu(launch.sm_count, &all));
         }
         let cost_ns = self.cost_ns(launch);
         // A unit may stay open for as long as its program likes.

@@ -155,7 +155,7 @@ impl Service {
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
             alone_p95_ns: 0,
             alone_mean_ns: 0,
-            share: Share::new(sm_count),
+            share: Share::new(sm_count, &host::widths()),
             reviewed: 0,
             review_from_ns: 0,
             late_in_review: 0,

@@ -14,8 +14,6 @@ pub const REVIEW_NS: u64 = 1_000_000_000;
 pub const RATE_START: u64 = 1_000;
 const RATE_MIN: u64 = 50;
 const RATE_MAX: u64 = 64_000;
-/// SMs are limited in steps of so many, the least that a GPU's own partitions allow.
-const SMS_STEP: u32 = 8;
 /// Reviews until a way is measured, at most: less if it has found its limit.
 const SETTLE_REVIEWS_MAX: u32 = 24;
 /// The same if nothing was let in.
@@ -33,13 +31,17 @@ const SHORT_UNITS_PER: u64 = 10;
 /// Early reviews in a row before more SMs are tried again, once the limit was found; half as many before.
 const EARLY_REVIEWS: u32 = 4;
 
-fn sms_at_first(sm_count: u32) -> u32 {
-    (sm_count / 3).next_multiple_of(SMS_STEP)
+/// Numbers of SMs that launches can be limited to and that best effort is given: not so few that a kernel would hold its
+/// program up for too long.
+fn usable(widths: &[u32], sm_count: u32) -> Vec<u32> {
+    let is_usable = |sms: &u32| (sm_count / 6..sm_count).contains(sms) && *sms > 0;
+    widths.iter().copied().filter(is_usable).collect()
 }
 
-/// On fewer a kernel would hold its program up for too long.
-fn sms_min(sm_count: u32) -> u32 {
-    (sm_count / 6).next_multiple_of(SMS_STEP)
+/// A third of the SMs, or the next wider width; 0: there is none.
+fn sms_at_first(widths: &[u32], sm_count: u32) -> u32 {
+    let wide = widths.iter().find(|sms| **sms >= sm_count / 3);
+    wide.or(widths.last()).copied().unwrap_or(0)
 }
 
 /// How best effort shares the GPU with an open unit.
@@ -77,11 +79,12 @@ pub struct Share {
     way: Way,
     /// SMs of the GPU, or 0 while it is not known; then there is no space to share.
     sm_count: u32,
+    /// See [`usable`].
+    widths: Vec<u32>,
     rate: u64,
     sms: u32,
-    /// Numbers of SMs that were in use, a bit for each step. The first launch on a new one makes a partition, which
-    /// holds up the GPU.
-    used_sms: u64,
+    /// Widths that were in use, a bit for each. The first launch on a new one makes a stream, which holds up the GPU.
+    used: u64,
     known: [Known; 2],
     /// Reviews since this way was taken, and since its work is measured.
     reviews: u32,
@@ -101,14 +104,16 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing is known: time, at the rate to start with.
-    pub fn new(sm_count: u32) -> Self {
+    /// Nothing is known: time, at the rate to start with. Launches can be limited to `widths`.
+    pub fn new(sm_count: u32, widths: &[u32]) -> Self {
+        let widths = usable(widths, sm_count);
         Share {
             way: Way::Time,
             sm_count,
             rate: RATE_START,
-            sms: sms_at_first(sm_count),
-            used_sms: 0,
+            sms: sms_at_first(&widths, sm_count),
+            widths,
+            used: 0,
             known: [Known::default(); 2],
             reviews: 0,
             measured: 0,
@@ -125,7 +130,7 @@ impl Share {
 
     /// Forget all but the GPU.
     pub fn forget(&mut self) {
-        *self = Share::new(self.sm_count);
+        *self = Share::new(self.sm_count, &self.widths);
     }
 
     /// The levels and what was found of them, as numbers.
@@ -136,7 +141,7 @@ impl Share {
             self.sm_count.into(),
             self.rate,
             self.sms.into(),
-            self.used_sms,
+            self.used,
             time.found_limit.into(),
             time.worth_permille,
             space.found_limit.into(),
@@ -147,7 +152,7 @@ impl Share {
 
     /// Go on from those numbers. False, and nothing changes, if they are none.
     pub fn remember(&mut self, numbers: &[u64]) -> bool {
-        let [way, sm_count, rate, sms, used_sms, found_time, time, found_space, space] = *numbers
+        let [way, sm_count, rate, sms, used, found_time, time, found_space, space] = *numbers
         else {
             return false;
         };
@@ -160,22 +165,31 @@ impl Share {
             worth_permille: worth.min(WORTH_PERMILLE_MAX),
         };
         let is_space = way == Way::Space as u64 && (1..sm_count).contains(&sms);
+        let gpu = (self.sm_count, std::mem::take(&mut self.widths));
         *self = Share {
             way: if is_space { Way::Space } else { Way::Time },
             rate: rate.clamp(RATE_MIN, RATE_MAX),
-            sms: if sms < sm_count { sms } else { sms_at_first(sm_count) },
-            used_sms,
+            sms,
+            used,
             known: [known(found_time, time), known(found_space, space)],
-            ..Share::new(sm_count)
+            ..Share::new(sm_count, &[])
         };
+        // Whether there is such a width is known with the GPU.
+        if let (gpu_sms @ 1.., widths) = gpu {
+            self.set_gpu(gpu_sms, &widths);
+        }
         true
     }
 
-    /// The GPU's SMs are known now.
-    pub fn set_sm_count(&mut self, sm_count: u32) {
-        if self.sm_count != sm_count && sm_count > 0 {
+    /// The GPU's SMs are known now, and to how many launches can be limited.
+    pub fn set_gpu(&mut self, sm_count: u32, widths: &[u32]) {
+        self.widths = usable(widths, sm_count);
+        if self.sm_count != sm_count || !self.widths.contains(&self.sms) {
             self.sm_count = sm_count;
-            self.sms = sms_at_first(sm_count);
+            self.sms = sms_at_first(&self.widths, sm_count);
+        }
+        if self.widths.is_empty() {
+            self.way = Way::Time;
         }
     }
 
@@ -264,21 +278,19 @@ impl Share {
 
     fn change_sms(&mut self, verdict: Verdict) {
         let known = &mut self.known[Way::Space as usize];
-        let most = self.sm_count.saturating_sub(SMS_STEP) / SMS_STEP * SMS_STEP;
-        let bit = 1u64.checked_shl(self.sms / SMS_STEP).unwrap_or(0);
-        let is_new = self.used_sms & bit == 0;
-        self.used_sms |= bit;
+        let at = self.widths.iter().position(|sms| *sms == self.sms).unwrap_or(0);
+        let bit = 1u64.checked_shl(at as u32).unwrap_or(0);
+        let is_new = self.used & bit == 0;
+        self.used |= bit;
         match verdict {
             Verdict::Lower if is_new => {}
             Verdict::Lower | Verdict::Ease => {
                 let far = verdict == Verdict::Lower && !known.found_limit;
-                let less = if far { self.sms / 4 } else { 0 };
-                let sms = self.sms.saturating_sub(less.max(SMS_STEP)) / SMS_STEP * SMS_STEP;
+                let less = if far { at / 4 } else { 0 };
                 (known.found_limit, known.early) = (true, 0);
-                if sms < sms_min(self.sm_count) {
-                    self.give_up();
-                } else {
-                    self.sms = sms;
+                match at.checked_sub(less.max(1)) {
+                    Some(at) => self.sms = self.widths[at],
+                    None => self.give_up(),
                 }
             }
             Verdict::Keep => known.early = 0,
@@ -287,8 +299,7 @@ impl Share {
                 // A new number may make a unit late, and few may be.
                 let early = if known.found_limit { EARLY_REVIEWS } else { EARLY_REVIEWS / 2 };
                 if known.early >= early {
-                    let step = if known.found_limit { SMS_STEP } else { 2 * SMS_STEP };
-                    self.sms = self.sms.saturating_add(step).min(most).max(SMS_STEP);
+                    self.sms = self.widths.get(at + 1).copied().unwrap_or(self.sms);
                     known.early = 0;
                 }
             }
@@ -325,7 +336,7 @@ impl Share {
         if self.way == Way::Time && !holds {
             return;
         }
-        if self.sm_count > SMS_STEP && (is_worse || is_due) {
+        if !self.widths.is_empty() && (is_worse || is_due) {
             if is_due {
                 self.compared = 0;
             }
@@ -357,7 +368,7 @@ impl Share {
     /// Space is of no use before the next trial.
     fn give_up(&mut self) {
         self.known[Way::Space as usize].worth_permille = 1;
-        self.sms = sms_at_first(self.sm_count);
+        self.sms = sms_at_first(&self.widths, self.sm_count);
         self.compared = 0;
         self.take(Way::Time);
     }

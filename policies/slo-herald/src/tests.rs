@@ -1,5 +1,5 @@
 use super::*;
-use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
+use tally_sdk::testing::{self, Call, calls, client, launch, set_services, set_widths};
 use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER, SharingMode};
 
 mod busy;
@@ -20,6 +20,7 @@ struct Bench {
 
 impl Bench {
     fn new(slo_ns: u64) -> Self {
+        set_widths((1..=16).map(|n| 8 * n).collect());
         set_services(vec![(WEB, testing::service(Some(slo_ns).filter(|ns| *ns != NEVER)))]);
         let mut policy = Herald::init("").unwrap();
         policy.joined(1, &client(WEB, PriorityClass::High));

@@ -172,7 +172,8 @@ impl TpotFirst {
         }
         if self.sm_count != launch.sms() {
             self.sm_count = launch.sms();
-            self.services.iter_mut().for_each(|one| one.widths.set_sms(launch.sms()));
+            let all = host::widths();
+            self.services.iter_mut().for_each(|one| one.widths.set_gpu(&all, launch.sms()));
         }
         match self.pick(launch, is_due) {
             Ok(place) => self.go(launch, place),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! select(launch):
-//!     if it waited for wait_ms_max:                      run on 8 SMs, or so that it can yield, or whole
+//!     if it waited for wait_ms_max:                      run on the least width, or so that it can yield, or whole
 //!     if a service is served strictly and has a unit open, or had one just now:              hold
 //!         likewise if no unit is open, and high-priority work is active
 //!     if each service bears all SMs:                     run on all SMs, with a lease
@@ -27,7 +27,6 @@
 
 use crate::service::Service;
 use crate::settings::Settings;
-use crate::widths::STEP_SMS;
 use crate::{Reason, TpotFirst};
 use tally_sdk::grid::scaled;
 use tally_sdk::{
@@ -172,14 +171,16 @@ impl TpotFirst {
             Place::Yielding(decision) => (decision, cost_ns),
             _ if self.shares.time_sliced => whole,
             Place::Between if cost_ns > self.bears_ns() => (self.between(launch, cost_ns), cost_ns),
-            Place::Overdue if can_limit(launch) => self.limited(launch, cost_ns, STEP_SMS),
+            Place::Overdue if can_limit(launch) => {
+                self.limited(launch, cost_ns, self.least_width())
+            }
             Place::Overdue => (self.yielding(launch), cost_ns),
             _ => whole,
         }
     }
 
     fn limited(&self, launch: &Launch, cost_ns: u64, sms: u32) -> (Decision, u64) {
-        let sms = sms.max(STEP_SMS);
+        let sms = sms.max(1);
         let ns = scaled(cost_ns, launch.sms().into(), sms.into()).saturating_add(HOP_NS);
         (Decision::SmLimited(sms), ns)
     }
@@ -217,6 +218,11 @@ impl TpotFirst {
         let until_ns = self.busy.until_ns.max(unborne_ns.unwrap_or(0));
         let under_way_ns = until_ns.saturating_sub(launch.now_ns).max(launch.in_flight_ns);
         under_way_ns.saturating_add(cost_ns)
+    }
+
+    /// The fewest SMs that a launch can be limited to.
+    fn least_width(&self) -> u32 {
+        self.services.first().map_or(1, |one| one.widths.least_sms())
     }
 
     /// The least width of all services.

@@ -103,11 +103,12 @@ pub struct Service {
 }
 
 impl Service {
+    /// `sms`: of the GPU, 0 if it is not known yet.
     pub fn new(client: ClientId, sms: u32, settings: &Settings) -> Self {
         let (target, good) = (settings.target_permille, settings.good_steps);
         Service {
             client,
-            widths: Widths::new(sms, settings.start_sms, target, good),
+            widths: Widths::new(&host::widths(), sms, settings.start_sms, target, good),
             parts: Ladder::new(PARTS_AT_FIRST, PARTS, target, good),
             rhythm: Rhythm::default(),
             objectives_ns: [None; 2],

@@ -1,5 +1,5 @@
 use super::*;
-use tally_sdk::testing::{self, Call, calls, client, launch, set_services};
+use tally_sdk::testing::{self, Call, calls, client, launch, set_services, set_widths};
 use tally_sdk::{FormsOffered, HOLD_UNTIL_CHANGE, LaunchState, NEVER};
 
 mod prepare;
@@ -23,10 +23,18 @@ struct Bench {
     now_ns: u64,
 }
 
+/// Widths that launches can be limited to.
+const EIGHTS: [u32; 16] = [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128];
+
 impl Bench {
     /// Its steps alone are known.
     fn new(config: &str) -> Self {
+        Bench::of_widths(config, &EIGHTS)
+    }
+
+    fn of_widths(config: &str, widths: &[u32]) -> Self {
         let mut b = Bench::unknown(config);
+        set_widths(widths.to_vec());
         b.uneven_steps();
         calls();
         b
@@ -34,6 +42,7 @@ impl Bench {
 
     fn unknown(config: &str) -> Self {
         set_services(vec![(SERVICE, service_of_tokens())]);
+        set_widths(EIGHTS.to_vec());
         let mut policy = TpotFirst::init(config).unwrap();
         policy.joined(1, &client(SERVICE, PriorityClass::High));
         policy.joined(1, &client(TRAINING, PriorityClass::BestEffort));

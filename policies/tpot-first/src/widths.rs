@@ -1,12 +1,13 @@
-//! Select: on how many SMs the other clients run beside a step of a service, learned from what its steps took.
+//! Select: on how many SMs the other clients run beside a step of a service, learned from what its steps took. Widths are
+//! those of the GPU's partitions (`widths.all`).
 //!
 //! ```text
 //! a step ended, beside launches on at most the width:
-//!     if it was late:                                    narrower by a quarter, at least by 8 SMs
+//!     if it was late:                                    narrower by a quarter of the widths, at least by one
 //!     if the 95th percentile at this width is over the target share of the objective, by more than chance:
-//!                                                        narrower by 8 SMs
+//!                                                        narrower by one
 //!         both times further, past widths that were measured as too wide
-//!     if so many steps at this width were good:          wider by 8 SMs; twice as many for a width that failed before
+//!     if so many steps at this width were good:          wider by one; twice as many for a width that failed before
 //! ```
 //!
 //! The part of a step's slack that launches have which cannot be limited is learned in the same way, in eighths: from steps
@@ -15,10 +16,10 @@
 //! Steps are compared by their time over their own objective, in permille: a service may have objectives for tokens and
 //! for units.
 
-/// SMs are limited in steps of so many, the least that a GPU's own partitions allow.
-pub const STEP_SMS: u32 = 8;
-/// SMs that are told apart; a GPU with more is taken to have as many.
+/// SMs that are told apart; a GPU with more, or one that is not known yet, is taken to have as many.
 const SMS_MAX: u32 = 1_024;
+/// Widths where no launch can be limited are multiples of so many.
+const PART_SMS: u32 = 8;
 /// Latest steps that are remembered of each width.
 const WINDOW: usize = 128;
 /// So few do not tell a percentile.
@@ -159,33 +160,38 @@ impl Ladder {
 /// The width beside one service.
 #[derive(Clone, Debug)]
 pub struct Widths {
-    sms: u32,
+    /// 0 (the others wait during a step), each number of SMs that launches can be limited to, and all SMs.
+    levels: Vec<u32>,
     start_sms: u32,
-    /// In steps of [`STEP_SMS`]; 0: the others wait during a step.
+    /// Where to begin once the GPU is known.
+    wanted_sms: u32,
     ladder: Ladder,
 }
 
 impl Widths {
-    /// Nothing is known of the service beside its neighbours. 0 SMs: how many there are is not known yet.
-    pub fn new(sms: u32, start_sms: u32, target: u32, good_steps: u32) -> Self {
-        let sms = if sms == 0 { SMS_MAX } else { sms.min(SMS_MAX) };
-        let ladder = Ladder::new(level(start_sms), level(sms), target, good_steps);
-        Widths { sms, start_sms, ladder }
+    /// Nothing is known of the service beside its neighbours. 0 SMs: the GPU is not known yet.
+    pub fn new(all: &[u32], sms: u32, start_sms: u32, target: u32, good_steps: u32) -> Self {
+        let levels = levels(all, sms);
+        let ladder = Ladder::new(level(&levels, start_sms), levels.len() - 1, target, good_steps);
+        Widths { levels, start_sms, wanted_sms: start_sms, ladder }
     }
 
-    /// The GPU has so many SMs.
-    pub fn set_sms(&mut self, sms: u32) {
-        let sms = sms.clamp(1, SMS_MAX);
-        if sms != self.sms {
-            self.sms = sms;
-            let Ladder { level: now, target, good_steps, .. } = self.ladder;
-            self.ladder = Ladder::new(now, level(sms), target, good_steps);
-        }
+    /// The GPU has so many SMs, and launches can be limited to these.
+    pub fn set_gpu(&mut self, all: &[u32], sms: u32) {
+        self.levels = levels(all, sms);
+        let Ladder { target, good_steps, .. } = self.ladder;
+        let at = level(&self.levels, self.wanted_sms);
+        self.ladder = Ladder::new(at, self.levels.len() - 1, target, good_steps);
     }
 
     /// SMs that the others have beside a step; all of them: they are not limited.
     pub fn sms(&self) -> u32 {
-        (self.ladder.level as u32 * STEP_SMS).min(self.sms)
+        self.levels[self.ladder.level]
+    }
+
+    /// The fewest that a launch can be limited to.
+    pub fn least_sms(&self) -> u32 {
+        self.levels[1]
     }
 
     /// The others may run as if there was no step.
@@ -195,12 +201,13 @@ impl Widths {
 
     /// What is lost of so much time if a program has all SMs but these, at most.
     pub fn part_of(&self, ns: u64) -> u64 {
-        tally_sdk::grid::scaled(ns, self.sms().into(), self.sms.into())
+        let all = self.levels.last().copied().unwrap_or(1);
+        tally_sdk::grid::scaled(ns, self.sms().into(), all.into())
     }
 
     /// What was learned is of other neighbours. With one more it begins at the first width again.
     pub fn neighbours_changed(&mut self, now_ns: u64, is_one_more: bool) {
-        let most = if is_one_more { level(self.start_sms) } else { usize::MAX };
+        let most = if is_one_more { level(&self.levels, self.start_sms) } else { usize::MAX };
         self.ladder.begin_anew(now_ns, self.ladder.level.min(most));
     }
 
@@ -211,7 +218,8 @@ impl Widths {
 
     /// Go on at this width, if there is such a one.
     pub fn go_on_at(&mut self, sms: u32) {
-        self.ladder.level = level(sms).min(self.ladder.top());
+        self.wanted_sms = sms;
+        self.ladder.level = level(&self.levels, sms);
     }
 
     /// A step that began at `since_ns` took so much of its objective, beside others on this width.
@@ -225,6 +233,21 @@ impl Widths {
     }
 }
 
-fn level(sms: u32) -> usize {
-    sms.div_ceil(STEP_SMS) as usize
+/// Where no launch can be limited, or that is not known yet, a width is only a part of the slack.
+fn levels(all: &[u32], sms: u32) -> Vec<u32> {
+    let sms = if sms == 0 { SMS_MAX } else { sms.min(SMS_MAX) };
+    let is_between = |width: &u32| (1..sms).contains(width);
+    let mut levels = vec![0];
+    match all {
+        [] => levels.extend((PART_SMS..sms).step_by(PART_SMS as usize)),
+        all => levels.extend(all.iter().copied().filter(is_between)),
+    }
+    levels.push(sms);
+    levels
+}
+
+/// The widest level of no more than so many SMs, but the least width for fewer than that has.
+fn level(levels: &[u32], sms: u32) -> usize {
+    let fits = levels.iter().rposition(|level| *level <= sms).unwrap_or(0);
+    fits.max(usize::from(sms > 0))
 }

@@ -80,6 +80,14 @@ extern void __wasm_import_tally_policy_control_set_yield(int32_t, int32_t);
 __attribute__((__import_module__("tally:policy/control@0.1.0"), __import_name__("set-auto-yield")))
 extern void __wasm_import_tally_policy_control_set_auto_yield(int32_t, int32_t, int64_t);
 
+// Imported Functions from `tally:policy/widths@0.1.0`
+
+__attribute__((__import_module__("tally:policy/widths@0.1.0"), __import_name__("all")))
+extern void __wasm_import_tally_policy_widths_all(uint8_t *);
+
+__attribute__((__import_module__("tally:policy/widths@0.1.0"), __import_name__("set")))
+extern void __wasm_import_tally_policy_widths_set(int32_t, int32_t);
+
 // Imported Functions from `tally:policy/timers@0.1.0`
 
 __attribute__((__import_module__("tally:policy/timers@0.1.0"), __import_name__("set")))
@@ -233,6 +241,16 @@ void tally_policy_kernels_kernel_profile_free(tally_policy_kernels_kernel_profil
 void tally_policy_kernels_option_kernel_profile_free(tally_policy_kernels_option_kernel_profile_t *ptr) {
   if (ptr->is_some) {
     tally_policy_kernels_kernel_profile_free(&ptr->val);
+  }
+}
+
+void tally_list_u32_free(tally_list_u32_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    uint32_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+    }
+    free(list_ptr);
   }
 }
 
@@ -593,6 +611,18 @@ void tally_policy_control_set_yield(tally_policy_control_client_id_t client, boo
 
 void tally_policy_control_set_auto_yield(tally_policy_control_client_id_t client, bool enabled, uint64_t idle_ns) {
   __wasm_import_tally_policy_control_set_auto_yield((int32_t) (client), enabled, (int64_t) (idle_ns));
+}
+
+void tally_policy_widths_all(tally_list_u32_t *ret) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(2*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_tally_policy_widths_all(ptr);
+  *ret = (tally_list_u32_t) { (uint32_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
+}
+
+void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms) {
+  __wasm_import_tally_policy_widths_set((int32_t) (client), (int32_t) (sms));
 }
 
 void tally_policy_timers_set(uint64_t delay_ns, uint64_t token) {

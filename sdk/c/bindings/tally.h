@@ -324,6 +324,13 @@ typedef struct {
 
 typedef tally_policy_types_client_id_t tally_policy_control_client_id_t;
 
+typedef tally_policy_types_client_id_t tally_policy_widths_client_id_t;
+
+typedef struct {
+  uint32_t *ptr;
+  size_t len;
+} tally_list_u32_t;
+
 typedef uint8_t tally_policy_sharing_sharing_mode_t;
 
 // All clients' kernels run at once (MPS, the software device). A best-effort kernel that is under way is in the
@@ -416,8 +423,9 @@ typedef struct exports_tally_policy_scheduler_decision_t {
   } val;
 } exports_tally_policy_scheduler_decision_t;
 
-// Run it whole. The number is a lease: so many further launches of this client start without being asked about,
-// until they are used up or `control.revoke-lease` ends them. 0: just this one.
+// Run it whole, or on the client's width (`widths.set`). The number is a lease: so many further launches of this
+// client start without being asked about, until they are used up or `control.revoke-lease` ends them. 0: just this
+// one.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN 0
 // Not now, and none of the client's launches behind it. Offered again after so many nanoseconds, but at least 1 us
 // (at most `engine.hold_ms_max`, 1 s by default), and earlier whenever high-priority activity starts or ends, a
@@ -437,8 +445,8 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // 32 us of its predicted time (2 to 32 slices), if its kernel can be sliced by block offset and
 // has no clusters. `completion.form` and `form-profile.form` still say `preemptible`.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_PREEMPTIBLE 4
-// Run it on at most so many SMs (at least 1): on the largest of the core's partitions of the SMs
-// (`sm_limits.reserve_sms`) that has no more, else on the smallest, which has more.
+// Run it on at most so many SMs (at least 1): on the largest of the core's partitions of the SMs (`widths.all`) that
+// has no more, else on the smallest, which has more.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SM_LIMITED 5
 
 // A decision, and why.
@@ -516,6 +524,18 @@ extern void tally_policy_control_set_yield(tally_policy_control_client_id_t clie
 // goes on once there has been none for `idle-ns`. Off at first. While it is on, `set-yield` adds to it.
 extern void tally_policy_control_set_auto_yield(tally_policy_control_client_id_t client, bool enabled, uint64_t idle_ns);
 
+// Imported Functions from `tally:policy/widths@0.1.0`
+// Numbers of SMs that launches can be limited to, rising: one for each of the core's partitions of the SMs
+// (`sm_limits.reserve_sms`). Empty where contexts take turns, and until the first decision has told how many SMs the
+// GPU has.
+extern void tally_policy_widths_all(tally_list_u32_t *ret);
+// Give a best-effort client a width: each of its launches that is decided `run` is as if decided `sm-limited` with so
+// many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch was
+// decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at first: no
+// width. Other decisions are as they are, and so is what cannot be limited. A change costs launches nothing but that
+// the next one waits for those before it in its stream.
+extern void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms);
+
 // Imported Functions from `tally:policy/timers@0.1.0`
 // Call `timer.fired` with this token after `delay-ns`, and offer held launches again then. At most 64 timers are
 // pending, and further ones are dropped; setting a token again moves it. One that `init` sets runs from the first call.
@@ -565,6 +585,8 @@ void tally_policy_kernels_list_form_profile_free(tally_policy_kernels_list_form_
 void tally_policy_kernels_kernel_profile_free(tally_policy_kernels_kernel_profile_t *ptr);
 
 void tally_policy_kernels_option_kernel_profile_free(tally_policy_kernels_option_kernel_profile_t *ptr);
+
+void tally_list_u32_free(tally_list_u32_t *ptr);
 
 void exports_tally_policy_scheduler_decision_free(exports_tally_policy_scheduler_decision_t *ptr);
 

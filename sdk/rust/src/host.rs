@@ -27,6 +27,7 @@ mod core {
     pub use policy::services::{get as service, slack_ns};
     pub use policy::sharing::mode as sharing_mode;
     pub use policy::timers::set as set_timer;
+    pub use policy::widths::{all as widths, set as set_width};
 }
 #[cfg(not(target_family = "wasm"))]
 use crate::native::current as core;
@@ -149,6 +150,17 @@ pub fn set_yield(client: ClientId, yielded: bool) {
 /// to go on once there has been none for `idle_ns`.
 pub fn set_auto_yield(client: ClientId, enabled: bool, idle_ns: u64) {
     core::set_auto_yield(client, enabled, idle_ns);
+}
+
+/// Numbers of SMs that launches can be limited to, rising. Empty where contexts take turns, and before the first decision.
+pub fn widths() -> Vec<u32> {
+    core::widths()
+}
+
+/// Limit what is decided `Decision::Run` of a best-effort client, and its leased launches, to so many SMs, if they can be;
+/// 0: do not.
+pub fn set_width(client: ClientId, sms: u32) {
+    core::set_width(client, sms);
 }
 
 /// Let a client launch without being decided, or decide its launches. High-priority clients are ungated

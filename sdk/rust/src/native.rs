@@ -57,6 +57,8 @@ host_functions! {
     set_auto_yield(client: ClientId, enabled: bool, idle_ns: u64);
     set_ungated(client: ClientId, ungated: bool);
     sharing_mode() -> SharingMode;
+    widths() -> Vec<u32>;
+    set_width(client: ClientId, sms: u32);
 }
 
 thread_local! {

@@ -131,6 +131,7 @@ pub enum Call {
     SetYield { client: ClientId, yielded: bool },
     SetAutoYield { client: ClientId, enabled: bool, idle_ns: u64 },
     SetUngated { client: ClientId, ungated: bool },
+    SetWidth { client: ClientId, sms: u32 },
     DefineReason { reason: u8, text: String },
 }
 
@@ -144,6 +145,7 @@ struct Core {
     services: Vec<(ClientId, Service)>,
     kernels: Vec<(KernelId, KernelProfile)>,
     sharing: Option<SharingMode>,
+    widths: Vec<u32>,
 }
 
 thread_local! {
@@ -178,6 +180,11 @@ pub fn set_kernels(kernels: Vec<(KernelId, KernelProfile)>) {
 /// Let [`crate::host::sharing_mode`] say this; without, it is `Concurrent`.
 pub fn set_sharing_mode(sharing: SharingMode) {
     CORE.with_borrow_mut(|core| core.sharing = Some(sharing));
+}
+
+/// Let [`crate::host::widths`] say this; without, it is empty.
+pub fn set_widths(widths: Vec<u32>) {
+    CORE.with_borrow_mut(|core| core.widths = widths);
 }
 
 /// The functions of the contract's `host`, on the recording core.
@@ -298,6 +305,14 @@ pub(crate) mod double {
 
     pub fn set_ungated(client: ClientId, ungated: bool) {
         record(Call::SetUngated { client, ungated });
+    }
+
+    pub fn widths() -> Vec<u32> {
+        CORE.with_borrow(|core| core.widths.clone())
+    }
+
+    pub fn set_width(client: ClientId, sms: u32) {
+        record(Call::SetWidth { client, sms });
     }
 
     pub fn sharing_mode() -> SharingMode {

@@ -68,6 +68,7 @@ impl Honest {
             stream,
             completion: *number,
             demand: Default::default(),
+            limited_sms: 0,
         };
         ring::publish(region, taken, &request);
         self.launched += 1;

@@ -66,6 +66,7 @@ impl Policy for Scripted {
                     Command::SetTimer { delay_ns: self.asked % 100, token: self.asked % 70 },
                     Command::RevokeLease(client),
                     Command::SetUngated { client, ungated },
+                    Command::SetWidth { client, sms: (self.asked % 9) as u32 },
                 ] {
                     context.commands.push(command);
                 }

@@ -83,6 +83,7 @@ impl Client {
             stream: 0,
             completion,
             demand: Default::default(),
+            limited_sms: 0,
         };
         let started = Instant::now();
         let ticket = ring::take_ticket(&self.region);

@@ -128,6 +128,7 @@ impl World {
                     stream: 0,
                     completion: ticket as u32 + 1,
                     started: false,
+                    limited_sms: 0,
                 };
                 let is_granted =
                     self.engine.submitted(self.now_ns, at as u32, submission, &mut self.actions);
@@ -163,7 +164,7 @@ impl World {
                         self.start(client as usize);
                     }
                 }
-                Action::Yield { .. } => {}
+                Action::Yield { .. } | Action::SetWidth { .. } => {}
             }
         }
     }

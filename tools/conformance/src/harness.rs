@@ -494,6 +494,7 @@ impl Harness {
                     None
                 }
                 Command::SetWindow { client, .. }
+                | Command::SetWidth { client, .. }
                 | Command::SetYield { client, .. }
                 | Command::SetAutoYield { client, .. } => Some(client),
             };
@@ -553,6 +554,7 @@ fn known_kernel(context: &mut Context, n: u32) {
     };
     context.world.profiles.set_transformation(id, transformation);
     context.world.profiles.set_sm_count(132);
+    context.world.reserve_sms = vec![16, 32, 64, 96];
     let demand = Demand { blocks_per_sm: n as u16 % 5, registers: n as u16 % 256 };
     context.world.profiles.set_demand(id, demand);
     if n % 6 == 4 {

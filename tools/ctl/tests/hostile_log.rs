@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tally_decision_log::{About, Begin, Header, Record, Writer};
-use tally_engine::policy::{SharingMode, Subscriptions};
+use tally_decision_log::{About, Base, Begin, Header, Record, Writer};
+use tally_engine::policy::Subscriptions;
 use tally_wasm_host::Limits;
 
 const EVIL: &str = "\u{1b}]0;x\u{7}\u{9b}1m\nforged\u{202e}";
@@ -30,7 +30,7 @@ fn log(folder: &Path, component: &Path, digest: &str) -> PathBuf {
     let subscribed = Subscriptions::of_bits(0);
     for record in [
         Record::Policy(about),
-        Record::Base(SharingMode::Concurrent),
+        Record::Base(Base::default()),
         Record::Begin { how: Begin::PolicyStart, lost: 0, subscribed },
         Record::Start(Vec::new()),
         Record::End { reason: EVIL.into(), dropped: 0 },

@@ -78,6 +78,7 @@ pub fn commands(list: &[Command]) -> String {
             format!("set-auto-yield {client} {enabled} {idle_ns} ns")
         }
         Command::SetUngated { client, ungated } => format!("set-ungated {client} {ungated}"),
+        Command::SetWidth { client, sms } => format!("set-width {client} {sms} SMs"),
         Command::Reset => "reset".into(),
     };
     if list.is_empty() {

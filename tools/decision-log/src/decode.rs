@@ -1,10 +1,10 @@
 //! Records out of bytes that may be anything: every length is checked against what is
 //! there before anything is allocated for it. Texts are printable, but for those that only policies are given.
 
-use crate::record::{About, Answer, Begin, Outcome, Record, SavedState, kind};
+use crate::record::{About, Answer, Base, Begin, Outcome, Record, SavedState, kind};
 use crate::text::printable_lines;
 use std::sync::{Mutex, PoisonError};
-use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX};
+use tally_contract::limits::{COMMANDS_MAX, FORMS_MAX, RESERVES_MAX};
 use tally_contract::objective::tpot_ns;
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
@@ -138,6 +138,16 @@ impl<'a> Bytes<'a> {
         })
     }
 
+    fn base(&mut self) -> Result<Base> {
+        let sharing = self.sharing()?;
+        let count = self.count(4)?;
+        if count > RESERVES_MAX {
+            return Err(Malformed("more partitions of the SMs than a core has"));
+        }
+        let reserve_sms = (0..count).map(|_| self.u32()).collect::<Result<_>>()?;
+        Ok(Base { sharing, reserve_sms, sm_count: self.u32()? })
+    }
+
     fn sharing(&mut self) -> Result<SharingMode> {
         match self.u8()? {
             0 => Ok(SharingMode::Concurrent),
@@ -219,7 +229,8 @@ impl<'a> Bytes<'a> {
                     idle_ns: self.u64()?,
                 },
                 5 => Command::SetUngated { client: self.u32()?, ungated: self.flag()? },
-                6 => Command::Reset,
+                6 => Command::SetWidth { client: self.u32()?, sms: self.u32()? },
+                7 => Command::Reset,
                 _ => return Err(Malformed("an unknown command")),
             });
         }
@@ -390,7 +401,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
     let mut b = Bytes(bytes);
     let record = match b.u8()? {
         kind::POLICY => Record::Policy(b.about()?),
-        kind::BASE => Record::Base(b.sharing()?),
+        kind::BASE => Record::Base(b.base()?),
         kind::KERNEL => {
             let id = b.u32()?;
             let image = u128::from(b.u64()?) | u128::from(b.u64()?) << 64;

@@ -34,5 +34,5 @@ pub mod world;
 pub use compare::{Comparison, Parting};
 pub use log::{Header, LogError, Reader, Writer};
 pub use player::{Fed, Player};
-pub use record::{About, Answer, Begin, Outcome, Record};
+pub use record::{About, Answer, Base, Begin, Outcome, Record};
 pub use recorder::{Recorded, Recorder, Tap, TapOptions, TapReader};

@@ -131,12 +131,22 @@ pub struct Answer<T> {
     pub commands: Vec<Command>,
 }
 
+/// What holds for the whole GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Base {
+    pub sharing: SharingMode,
+    /// SMs that each partition leaves free.
+    pub reserve_sms: Vec<u32>,
+    /// SMs of the GPU, as of the latest decision; 0 before. Later decisions say it themselves.
+    pub sm_count: u32,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// This policy is active from now on.
     Policy(About),
     /// Forget the world: all of it follows, up to [`Record::Begin`].
-    Base(SharingMode),
+    Base(Base),
     /// A kernel that is new, or at the place of one that is gone (see `tally_engine::profile::Profiles`).
     Kernel { id: KernelId, key: KernelKey },
     /// What policies can learn of a kernel from now on.

@@ -240,7 +240,7 @@ impl Tap {
         let mut moved = false;
         if !begun {
             scratch.clear();
-            frame(scratch, |e| e.base(world.sharing));
+            frame(scratch, |e| e.base(world.sharing, &world.reserve_sms, world.sm_count));
             begun = self.put(scratch);
             moved |= begun;
         }

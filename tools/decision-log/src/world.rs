@@ -16,7 +16,15 @@ pub struct Contradiction(String);
 pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction> {
     let world = &mut *context.world;
     match record {
-        Record::Base(sharing) => *world = World { sharing: *sharing, ..World::default() },
+        Record::Base(base) => {
+            *world = World {
+                sharing: base.sharing,
+                reserve_sms: base.reserve_sms.clone(),
+                sm_count: base.sm_count,
+                ..World::default()
+            };
+        }
+        Record::Decide { launch, .. } => world.sm_count = launch.sm_count,
         Record::Kernel { id, key } => {
             let is_new = world.profiles.adopt_key(*id, key.clone()).then_some(());
             let why = || format!("kernel {id} ({}) is introduced twice", key.name);

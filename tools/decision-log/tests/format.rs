@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tally_contract::objective::SLO_NS;
 use tally_decision_log::record::{Encoder, SavedState};
 use tally_decision_log::{
-    About, Answer, Begin, Header, LogError, Outcome, Reader, Record, Writer, decode,
+    About, Answer, Base, Begin, Header, LogError, Outcome, Reader, Record, Writer, decode,
 };
 use tally_engine::policy::{
     self, Class, ClientInfo, Command, Completion, Decision, Event, FaultKind, Form, Launch,
@@ -55,6 +55,7 @@ fn command() -> impl Strategy<Value = Command> {
             idle_ns
         }),
         (c, b).prop_map(|(client, ungated)| Command::SetUngated { client, ungated }),
+        (c, c).prop_map(|(client, sms)| Command::SetWidth { client, sms }),
         Just(Command::Reset),
     ]
 }
@@ -261,8 +262,15 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),
-        Just(Record::Base(SharingMode::Concurrent)),
-        Just(Record::Base(SharingMode::TimeSliced)),
+        (any::<bool>(), prop::collection::vec(any::<u32>(), 0..=16), any::<u32>()).prop_map(
+            |(is_time_sliced, reserve_sms, sm_count)| {
+                let sharing = match is_time_sliced {
+                    true => SharingMode::TimeSliced,
+                    false => SharingMode::Concurrent,
+                };
+                Record::Base(Base { sharing, reserve_sms, sm_count })
+            }
+        ),
         (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
         (any::<u32>(), view()).prop_map(|(id, view)| Record::Profile { id, view }),
         client().prop_map(Record::Client),
@@ -409,7 +417,7 @@ fn other_files_and_versions_are_named() {
     let mut long = file(&[]);
     long[15] = 0xff;
     assert!(text(&long).contains("too long"), "{}", text(&long));
-    let whole = file(&[Record::Base(SharingMode::Concurrent)]);
+    let whole = file(&[Record::Base(Base::default())]);
     let (_, error) = read(&whole[..whole.len() - 1]);
     let said = error.unwrap().to_string();
     assert!(said.contains("cut off within record 1") && said.contains("before is good"), "{said}");

@@ -1,7 +1,7 @@
 //! Replays of logs that begin while a policy runs which remembers something and does not say what.
 
 use tally_decision_log::record::{Answer as Answered, Outcome};
-use tally_decision_log::{About, Begin, Player, Record};
+use tally_decision_log::{About, Base, Begin, Player, Record};
 use tally_engine::policy::*;
 
 /// Its answers depend on how often it was asked.
@@ -47,7 +47,7 @@ fn decided(hold_ns: u64) -> Record {
 fn log(how: Begin, holds: &[u64]) -> Vec<Record> {
     let mut all = vec![
         Record::Policy(About::default()),
-        Record::Base(SharingMode::Concurrent),
+        Record::Base(Base::default()),
         Record::Begin { how, lost: 0, subscribed: Subscriptions::NONE },
     ];
     if how == Begin::PolicyStart {

@@ -124,6 +124,14 @@ impl Core for NativeCore {
         self.commands.push(Command::SetWindow { client, window_ns });
     }
 
+    fn widths(&mut self) -> Vec<u32> {
+        self.world.widths()
+    }
+
+    fn set_width(&mut self, client: ClientId, sms: u32) {
+        self.commands.push(Command::SetWidth { client, sms });
+    }
+
     fn revoke_lease(&mut self, client: ClientId) {
         self.commands.push(Command::RevokeLease(client));
     }

@@ -9,6 +9,7 @@ use crate::model::Model;
 use crate::trace::Kernel;
 use serde::Serialize;
 use tally_contract::limits::{LAUNCH_PARTS_MAX, WHOLE_GRID_BLOCKS_MAX};
+use tally_contract::widths;
 use tally_engine::policy::Decision;
 
 pub const SMS: u32 = 132;
@@ -34,6 +35,8 @@ pub const RESUME_NS: u64 = 7_100;
 pub const NARROW_PERMILLE: u128 = 1_020;
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
+/// SMs that each partition leaves free: the core's default.
+pub const RESERVE_SMS: [u32; 4] = [16, 32, 64, 96];
 /// What the prelude adds to each block, and so to each wave.
 pub const PRELUDE_NS: u64 = 1_200;
 /// Thousand blocks that have nothing to do. Each part of a launch has all blocks of it.
@@ -179,7 +182,8 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model, sms: u32) -> Work {
             Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
         Decision::SmLimited(n) => {
-            let sms = n.min(sms);
+            let partitions = widths::partitions(SMS, &RESERVE_SMS);
+            let sms = widths::partition_of(&partitions, n).unwrap_or(n).min(sms);
             let (capacity, waves, run_ns) = on(sms);
             Work {
                 total_ns: run_ns + HOP_NS,

@@ -11,7 +11,8 @@ use crate::arrivals::{Arrivals, Random};
 use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, HIGH, Happened, LOW};
 use crate::gpu::{
-    SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, Transformable, work,
+    RESERVE_SMS, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, Transformable,
+    work,
 };
 use crate::host::Host;
 use crate::model::Model;
@@ -19,6 +20,8 @@ use crate::report::{Floor, Report};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use outcome::Window;
 use solo::Solo;
+use std::collections::BTreeSet;
+use tally_contract::limits::RESERVES_MAX;
 use tally_engine::policy::{self, Decision, Form, Objective, Policy, UnitProfile, forms_offered};
 use tally_engine::{Action, EndedUnits, Engine, EngineConfig, OpenUnit, Submission};
 
@@ -87,6 +90,13 @@ impl Setup {
             }
         }
     }
+
+    /// Whether launches can be limited to some of the SMs: where programs find fewer, the driver makes no partitions.
+    fn has_partitions(&self) -> bool {
+        self.sharing == SharingMode::Mps
+            && self.transformable != Transformable::None
+            && self.best_effort_sms() == SMS
+    }
 }
 
 /// A best-effort program, and what it is to get of the GPU.
@@ -133,6 +143,10 @@ struct Program<'a> {
     /// When the launch that is being decided was submitted.
     submitted_ns: u64,
     tickets: Tickets,
+    /// SMs that its leased launches are limited to; 0: they are not.
+    width_sms: u32,
+    /// Kernels of which a launch was decided to be SM-limited.
+    limited: BTreeSet<u32>,
 }
 
 struct Sim<'a> {
@@ -243,6 +257,8 @@ impl<'a> Sim<'a> {
             measured: false,
             submitted_ns: 0,
             tickets: Tickets::default(),
+            width_sms: 0,
+            limited: BTreeSet::new(),
         };
         let inference = is_there.then(|| Host::new(high, false));
         let first = Tenant { trace: high, weight: 1, min_share_permille: 0 };
@@ -258,7 +274,12 @@ impl<'a> Sim<'a> {
                     SharingMode::Timeslice => policy::SharingMode::TimeSliced,
                     SharingMode::Mps => policy::SharingMode::Concurrent,
                 };
-                let config = EngineConfig { sm_count: SMS, sharing, ..EngineConfig::default() };
+                let mut reserve_sms = [0; RESERVES_MAX];
+                if setup.has_partitions() {
+                    reserve_sms[..RESERVE_SMS.len()].copy_from_slice(&RESERVE_SMS);
+                }
+                let config =
+                    EngineConfig { sm_count: SMS, sharing, reserve_sms, ..EngineConfig::default() };
                 Engine::new(config, policy)
             }),
             programs,
@@ -419,10 +440,20 @@ impl<'a> Sim<'a> {
             stream: 0,
             completion: (ticket as u32).wrapping_add(1),
             started: ticket < program.tickets.granted_until,
+            limited_sms: 0,
         };
         if submission.started {
+            let is_limited = program.width_sms > 0
+                && known.offered & forms_offered::SM_LIMITED != 0
+                && known.kernel.is_some_and(|kernel| program.limited.contains(&kernel));
+            let limited_sms = if is_limited { program.width_sms } else { 0 };
+            let submission = Submission { limited_sms, ..submission };
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
-            self.release(now_ns, lane, ticket, Decision::Run(0), 0);
+            let form = match limited_sms {
+                0 => Decision::Run(0),
+                sms => Decision::SmLimited(sms),
+            };
+            self.release(now_ns, lane, ticket, form, 0);
         } else {
             host.held = true;
             program.submitted_ns = now_ns;
@@ -517,9 +548,18 @@ impl<'a> Sim<'a> {
                     if self.held(lane) && ticket + 1 == self.programs[lane].tickets.next {
                         let program = &self.programs[lane];
                         let next = program.host.as_ref().map_or(0, |h| h.next);
-                        let form = offered(program.known[next].offered, decision);
+                        let known = program.known[next];
+                        let form = offered(known.offered, decision);
+                        if let (Decision::SmLimited(_), Some(kernel)) = (form, known.kernel) {
+                            self.programs[lane].limited.insert(kernel);
+                        }
                         let cost_ns = self.decided_ns(lane, now_ns);
                         self.release(now_ns, lane, ticket, form, cost_ns);
+                    }
+                }
+                Action::SetWidth { client, sms } => {
+                    if let Some(program) = self.programs.get_mut(client as usize) {
+                        program.width_sms = sms;
                     }
                 }
                 Action::Yield { client, yielded } => {

@@ -40,12 +40,13 @@ impl Erratic {
     fn meddle(&mut self, context: &mut Context) {
         let client = (self.next() % 3) as u32;
         let on = self.next().is_multiple_of(2);
-        context.commands.push(match self.next() % 8 {
+        context.commands.push(match self.next() % 9 {
             0 => Command::SetUngated { client, ungated: on },
             1 => Command::SetYield { client, yielded: on },
             2 => Command::SetAutoYield { client, enabled: on, idle_ns: self.next() % 200_000 },
             3 => Command::SetWindow { client, window_ns: self.next() % 3_000_000 },
             4 => Command::RevokeLease(client),
+            6 => Command::SetWidth { client, sms: (self.next() % 140) as u32 },
             5 => Command::SetTimer { delay_ns: 1_000 + self.next() % 1_000_000, token: 1 },
             _ => {
                 self.subscriptions = self.next() as u8;

@@ -142,6 +142,7 @@ impl Attacker {
                 stream: self.ticket as u32 % STREAM_SLOTS as u32,
                 completion: self.ticket as u32 + 1,
                 demand: Default::default(),
+                limited_sms: 0,
             };
             ring::publish(&self.client.region, self.ticket, &request);
             self.ticket += 1;

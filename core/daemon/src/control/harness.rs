@@ -241,6 +241,7 @@ mod tests {
                 stream: STREAM_SLOTS as u32,
                 completion: ticket as u32 + 1,
                 demand: Default::default(),
+                limited_sms: 0,
             };
             ring::publish(&region, ticket, &request);
         }

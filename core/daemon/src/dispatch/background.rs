@@ -147,6 +147,7 @@ mod tests {
                 stream: 0,
                 completion: x + 1,
                 started: false,
+                limited_sms: 0,
             };
             let now = u64::from(x) * 10_000;
             engine.submitted(now, 1, submission, &mut out);

@@ -20,7 +20,7 @@ pub use super::share::Share;
 use super::share::UserPass;
 use super::standstill::Standstill;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_contract::objective::{Objective, tpot_of_labels};
 use tally_engine::policy::Class;
 use tally_engine::{Action, Measured, Submission};
@@ -442,6 +442,7 @@ impl DispatchClient {
             stream: index as u32,
             completion: request.completion,
             started,
+            limited_sms: request.limited_sms,
         };
         let is_leased = engine.submitted(now_ns, self.link.info.id, submission, out);
         // Granted while it was on its way, and shown: there is nothing to answer. What is shown may have been taken back
@@ -532,6 +533,11 @@ impl DispatchClient {
             line.word.store(word.wrapping_add(1), SeqCst);
             self.to_yield = true;
         }
+    }
+
+    /// Have its leased launches run on at most so many SMs; 0: on all.
+    pub fn set_width(&mut self, sms: u32) {
+        self.link.core.granted.width_sms.store(sms, Release);
     }
 
     fn note_granted(&mut self, stream: u32) {

@@ -282,6 +282,7 @@ mod tests {
             stream: 0,
             completion: 0,
             demand: Demand::default(),
+            limited_sms: 0,
         }
     }
 

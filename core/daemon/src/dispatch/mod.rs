@@ -281,6 +281,12 @@ impl Dispatch {
                     }
                     continue;
                 }
+                Action::SetWidth { client, sms } => {
+                    if let Ok(at) = self.clients.binary_search_by_key(&client, |c| c.id()) {
+                        self.clients[at].set_width(sms);
+                    }
+                    continue;
+                }
             };
             let Ok(at) = self.clients.binary_search_by_key(&id, |c| c.id()) else { continue };
             let note = |seen_ns: u64| {

@@ -218,6 +218,7 @@ mod tests {
                 stream: 0,
                 completion: self.ticket as u32 + 1,
                 demand: Default::default(),
+                limited_sms: 0,
             };
             ring::publish(&self.region, self.ticket, &request);
             self.ticket += 1;

@@ -151,6 +151,7 @@ impl ClientNumbers {
                 ungated: false,
                 reason: 0,
                 window_ns: 0,
+                width_sms: 0,
                 waiting: 0,
                 in_flight: 0,
                 in_flight_ns: 0,

@@ -313,6 +313,7 @@ impl Client {
             stream: 0,
             completion: self.completion,
             demand: Default::default(),
+            limited_sms: 0,
         };
         let start = Instant::now();
         self.submitted_ns = now_ns();

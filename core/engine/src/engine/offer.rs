@@ -1,4 +1,5 @@
-//! Offering launches to the policy, and carrying out what it answers and asks for: timers, windows, leases, yields.
+//! Offering launches to the policy, and carrying out what it answers and asks for: timers, windows, leases, yields,
+//! widths.
 //!
 //! A policy stalls the GPU if it holds launches while no high-priority work is on it and nothing else is in flight:
 //!
@@ -130,7 +131,7 @@ impl<P: Policy> Engine<P> {
         }
         let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
         if is_granted {
-            self.answer(now_ns, id, Decision::Run(0), predicted_ns, out);
+            self.answer(now_ns, id, Decision::Run(0), 0, predicted_ns, out);
             return true;
         }
         if !c.has_room(predicted_ns) {
@@ -194,13 +195,15 @@ impl<P: Policy> Engine<P> {
             }
             return false;
         }
-        self.answer(now_ns, id, decision, predicted_ns, out);
+        let width_sms = c.width_sms;
+        self.answer(now_ns, id, decision, width_sms, predicted_ns, out);
         true
     }
 
     fn ask_policy(&mut self, launch: &Launch, out: &mut Vec<Action>) -> Answer {
         self.stats.decides += 1;
         self.refresh_usage();
+        self.context.world.sm_count = launch.sm_count;
         match self.policy.decide(launch, &mut self.context).and_then(sane) {
             Ok(answer) => answer,
             Err(fault) => {
@@ -218,12 +221,13 @@ impl<P: Policy> Engine<P> {
         built_in_rule(launch, self.config.built_in_rule_idle_ns).into()
     }
 
-    /// Grant the head of a client's queue.
+    /// Grant the head of a client's queue; if it is to run, on at most `width_sms` SMs, unless that is 0.
     fn answer(
         &mut self,
         now_ns: u64,
         id: ClientId,
         decision: Decision,
+        width_sms: u32,
         predicted_ns: u64,
         out: &mut Vec<Action>,
     ) {
@@ -246,11 +250,17 @@ impl<P: Policy> Engine<P> {
         c.stats.waited_ns += now_ns.saturating_sub(w.submitted_ns);
         let profiles = &self.context.world.profiles;
         let forms = offered(profiles, &s);
+        let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
+        let can_limit = forms & forms_offered::SM_LIMITED != 0;
+        let decision = match decision {
+            Decision::Run(_) if width_sms > 0 && can_limit => Decision::SmLimited(width_sms),
+            other => other,
+        };
         let (form, argument) = decision.form();
         let offered = match form {
             Form::Sliced => forms & forms_offered::SLICED != 0,
             Form::Preemptible => forms & forms_offered::PREEMPTIBLE != 0,
-            Form::SmLimited => forms & forms_offered::SM_LIMITED != 0,
+            Form::SmLimited => can_limit,
             Form::Whole => true,
         } && (!can_yield(form)
             || c.can_yield_in_flight.len() < YIELDING_IN_FLIGHT_MAX);
@@ -276,15 +286,19 @@ impl<P: Policy> Engine<P> {
         let was_active = c.is_active();
         c.grant(&s, Granted { form, argument, predicted_ns, window_ns, high_periods }, now_ns);
         self.beside.note(now_ns, was_active, c.is_active());
-        if form == Form::Whole && !prepare {
-            let lease = if let Decision::Run(n) = decision { u64::from(n) } else { 0 };
+        let is_whole = form == Form::Whole && !prepare;
+        if !is_whole {
+            out.push(Action::Decide { client: id, ticket: s.ticket, decision, predicted_ns });
+        }
+        // Behind the decision: who sees the grant sees the decision.
+        if is_whole || lease > 0 {
             let until = (s.ticket + 1).saturating_add(lease).max(c.granted_until);
             if until > c.granted_until {
                 c.granted_until = until;
                 out.push(Action::Grant { client: id, until });
             }
-        } else {
-            out.push(Action::Decide { client: id, ticket: s.ticket, decision, predicted_ns });
+        }
+        if !is_whole {
             // A launch granted to a client that is to yield starts by yielding.
             self.settle_yield(now_ns, out);
         }
@@ -345,6 +359,7 @@ impl<P: Policy> Engine<P> {
             c.window_ns = window_ns;
             c.yield_asked = false;
             c.auto_yield_ns = None;
+            set_width(id, c, 0, out);
             if std::mem::take(&mut c.yielded) {
                 out.push(Action::Yield { client: id, yielded: false });
             }
@@ -394,6 +409,13 @@ impl<P: Policy> Engine<P> {
                     }
                     settles_yield = true;
                 }
+                Command::SetWidth { client, sms } => {
+                    if let Some(c) = self.clients.get_mut(client)
+                        && c.info.class == Class::BestEffort
+                    {
+                        set_width(client, c, sms, out);
+                    }
+                }
                 Command::SetUngated { client, ungated } => {
                     if let Some(c) = self.clients.get_mut(client) {
                         set_ungated(client, c, ungated, out);
@@ -438,6 +460,14 @@ fn sane(answer: Answer) -> Result<Answer, Fault> {
             message: format!("decide answered {decision:?}: 0 is not a size"),
         }),
         _ => Ok(answer),
+    }
+}
+
+fn set_width(id: ClientId, c: &mut Client, sms: u32, out: &mut Vec<Action>) {
+    if c.width_sms != sms {
+        c.width_sms = sms;
+        c.stats.width_changes += 1;
+        out.push(Action::SetWidth { client: id, sms });
     }
 }
 

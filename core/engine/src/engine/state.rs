@@ -12,6 +12,8 @@ pub struct ClientState {
     /// Why the policy last decided as it did, by its own table; 0: no reason.
     pub reason: u8,
     pub window_ns: u64,
+    /// SMs that launches which are decided `run` are limited to; 0: none are.
+    pub width_sms: u32,
     /// Launches waiting for a decision.
     pub waiting: u64,
     /// Launches granted and not done.
@@ -50,6 +52,7 @@ impl<P: Policy> Engine<P> {
             ungated: c.ungated,
             reason: c.reason,
             window_ns: c.window_ns,
+            width_sms: c.width_sms,
             waiting: c.waiting.len() as u64,
             in_flight: c.in_flight,
             in_flight_ns: c.in_flight_ns,

@@ -81,6 +81,7 @@ pub fn submission(ticket: u64, kernel: Option<u32>) -> Submission {
         stream: 0,
         completion: ticket as u32 + 1,
         started: false,
+        limited_sms: 0,
     }
 }
 

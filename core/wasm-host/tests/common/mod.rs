@@ -59,12 +59,13 @@ pub mod kernel {
 }
 
 /// What `chaos` asks for on `COMMANDS`, and in `init` configured with `ask`.
-pub const COMMANDS: [Command; 5] = [
+pub const COMMANDS: [Command; 6] = [
     Command::SetTimer { delay_ns: 1_000, token: 42 },
     Command::SetWindow { client: 1, window_ns: 2_000 },
     Command::RevokeLease(2),
     Command::SetYield { client: 3, yielded: true },
     Command::SetAutoYield { client: 3, enabled: true, idle_ns: 4_000 },
+    Command::SetWidth { client: 2, sms: 96 },
 ];
 
 /// A guest built by `cargo xtask policies`. Never skips: a test that does not run

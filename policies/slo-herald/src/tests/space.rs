@@ -145,3 +145,33 @@ fn what_was_learned_of_a_service_outlives_a_reload() {
         assert_eq!(policy.services[0].allowance_ns(), None, "{own}");
     }
 }
+
+#[test]
+fn widths_are_those_of_the_partitions() {
+    let mut b = Bench::new(3 * MS);
+    set_widths(vec![16, 64, 112]);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    let sms = |b: &Bench| b.policy.services[0].share.sms();
+    let mut tried = Vec::new();
+    for _ in 0..200 {
+        reviews(&mut b, 1, 300);
+        if let Some(sms) = sms(&b)
+            && tried.last() != Some(&sms)
+        {
+            tried.push(sms);
+        }
+    }
+    assert_eq!(tried[..2], [64, 112], "from a third of the SMs on, and never so few as 16");
+    assert!(tried.iter().all(|sms| [64, 112].contains(sms)), "{tried:?}");
+}
+
+#[test]
+fn where_nothing_can_be_limited_there_is_no_space() {
+    let mut b = Bench::new(3 * MS);
+    set_widths(Vec::new());
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    for _ in 0..200 {
+        reviews(&mut b, 1, 300);
+        assert_eq!(b.policy.services[0].share.sms(), None);
+    }
+}

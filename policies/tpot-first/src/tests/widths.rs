@@ -155,3 +155,23 @@ fn the_part_of_the_slack_grows_with_what_waits_for_it_and_falls_with_late_steps(
     assert_eq!(step(&mut b, OWN), 5);
     assert_eq!(b.width(), 32, "of which they say nothing");
 }
+
+#[test]
+fn widths_are_those_of_the_partitions() {
+    let mut b = Bench::of_widths("good_steps = 1", &[32, 64, 112]);
+    let mut widths = Vec::new();
+    for _ in 0..5 {
+        widths.push(b.width());
+        b.step_beside(OWN);
+    }
+    assert_eq!(widths, [32, 64, 112, 132, 132], "and all SMs");
+    for width in [112, 64, 32, 0] {
+        b.step_beside(TPOT + 1);
+        assert_eq!(b.width(), width);
+    }
+    // What was saved on another GPU begins at the next narrower one.
+    b.policy.services[0].widths.go_on_at(100);
+    assert_eq!(b.width(), 64);
+    b.policy.services[0].widths.go_on_at(8);
+    assert_eq!(b.width(), 32, "the least");
+}

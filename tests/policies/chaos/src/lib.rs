@@ -307,6 +307,7 @@ fn commands() {
     host::revoke_lease(2);
     host::set_yield(3, true);
     host::set_auto_yield(3, true, 4_000);
+    host::set_width(2, 96);
 }
 
 fn metrics() {

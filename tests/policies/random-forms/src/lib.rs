@@ -4,7 +4,8 @@
 //! where that is on offer, and has its kernel transformed where it could be. Clients are asked to
 //! yield, and to go on, after random times (from a seed: the same every run). Nothing is
 //! held back, so that as many launches as possible are under way; but with `form = 5`
-//! launches are held at random, and each gets one of the forms on offer, of a random size.
+//! launches are held at random, and each gets one of the forms on offer, of a random size. With `form = 6` all run, with
+//! leases, and clients have a width, which changes after random times.
 
 use std::fmt::Write as _;
 use tally_sdk::config::Config;
@@ -28,6 +29,8 @@ enum Forms {
     Whole,
     /// Any that is on offer, whole included, of a random size, perhaps after holding it.
     Random,
+    /// On the client's width.
+    Width,
 }
 
 struct RandomForms {
@@ -35,6 +38,8 @@ struct RandomForms {
     /// Slices have 1/n of the grid.
     slices: u64,
     sms: u32,
+    /// [`Forms::Width`]: launches that start unasked behind each.
+    lease: u32,
     /// Longest time between two changes of mind; 0: nobody is ever asked.
     toggle_ns: u64,
     /// [`Forms::Random`]: longest hold; 0: none.
@@ -98,8 +103,17 @@ impl RandomForms {
             Forms::SmLimited if launch.can_limit() => Decision::SmLimited(self.sms),
             // What can be limited to some of the SMs must have been looked at.
             Forms::SmLimited if launch.can_prepare() => Decision::Preemptible,
+            Forms::Width if launch.can_prepare() && !launch.can_limit() => Decision::Preemptible,
+            Forms::Width => Decision::Run(self.lease),
             _ => Decision::Run(0),
         }
+    }
+
+    /// One of the widths that there are, or none.
+    fn any_width(&mut self) -> u32 {
+        let all = host::widths();
+        let at = self.next() as usize % (all.len() + 1);
+        all.get(at).copied().unwrap_or(0)
     }
 
     fn schedule(&mut self) {
@@ -115,16 +129,18 @@ impl RandomForms {
 impl Policy for RandomForms {
     fn init(config: &str) -> Result<Self, String> {
         let mut config = Config::parse(config)?;
-        let forms = match config.integer("form", 3, 0..=5)? {
+        let forms = match config.integer("form", 3, 0..=6)? {
             0 => Forms::Preemptible,
             1 => Forms::Sliced,
             2 => Forms::SmLimited,
             3 => Forms::Mixed,
             4 => Forms::Whole,
-            _ => Forms::Random,
+            5 => Forms::Random,
+            _ => Forms::Width,
         };
         let slices = config.integer("slices", 4, 1..=1_000)?;
         let sms = config.integer("sms", 1, 1..=1_000)? as u32;
+        let lease = config.integer("lease", 8, 0..=1_000_000)? as u32;
         let toggle_ns = config.integer("toggle_us", 0, 0..=1_000_000)? * 1_000;
         let hold_ns = config.integer("hold_us", 0, 0..=1_000_000)? * 1_000;
         let window_ns = match config.integer("window_us", 0, 0..=10_000_000)? {
@@ -142,6 +158,7 @@ impl Policy for RandomForms {
             forms,
             slices,
             sms,
+            lease,
             toggle_ns,
             hold_ns,
             window_ns,
@@ -161,6 +178,9 @@ impl Membership for RandomForms {
     fn joined(&mut self, _now_ns: u64, client: &Client) {
         if client.class == PriorityClass::BestEffort {
             host::set_window(client.id, self.window_ns);
+            if self.forms == Forms::Width && self.toggle_ns == 0 {
+                host::set_width(client.id, self.sms);
+            }
             self.clients.push(client.id);
             if self.clients.len() == 1 {
                 self.schedule();
@@ -181,9 +201,16 @@ impl Timer for RandomForms {
         if self.clients.is_empty() {
             return;
         }
-        self.yielded = !self.yielded;
-        for &client in &self.clients {
-            host::set_yield(client, self.yielded);
+        if self.forms == Forms::Width {
+            for at in 0..self.clients.len() {
+                let sms = self.any_width();
+                host::set_width(self.clients[at], sms);
+            }
+        } else {
+            self.yielded = !self.yielded;
+            for &client in &self.clients {
+                host::set_yield(client, self.yielded);
+            }
         }
         self.toggles.add(1);
         self.schedule();

@@ -231,9 +231,10 @@ fn value(record: &Record, context: &Context) -> Value {
             "generation": p.generation, "name": p.name, "digest": p.digest, "path": p.path,
             "config": p.config, "reasons": p.reasons, "saved": p.saved.as_ref().map(|s| s.data.len()),
         }}),
-        Record::Base(sharing) => {
-            json!({"base": {"time_sliced": *sharing == SharingMode::TimeSliced}})
-        }
+        Record::Base(base) => json!({"base": {
+            "time_sliced": base.sharing == SharingMode::TimeSliced,
+            "reserve_sms": base.reserve_sms, "sm_count": base.sm_count,
+        }}),
         Record::Kernel { id, key } => json!({"kernel": {
             "id": id, "name": key.name, "image": format!("{:032x}", key.image), "grid": key.grid, "block": key.block,
         }}),

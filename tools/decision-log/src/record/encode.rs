@@ -60,12 +60,15 @@ impl Encoder<'_> {
         }
     }
 
-    pub fn base(&mut self, sharing: SharingMode) {
+    pub fn base(&mut self, sharing: SharingMode, reserve_sms: &[u32], sm_count: u32) {
         self.u8(kind::BASE);
         self.u8(match sharing {
             SharingMode::Concurrent => 0,
             SharingMode::TimeSliced => 1,
         });
+        self.u32(reserve_sms.len() as u32);
+        reserve_sms.iter().for_each(|sms| self.u32(*sms));
+        self.u32(sm_count);
     }
 
     pub fn kernel(&mut self, id: KernelId, key: &KernelKey) {
@@ -253,7 +256,12 @@ impl Encoder<'_> {
                     self.u32(client);
                     self.u8(ungated.into());
                 }
-                Command::Reset => self.u8(6),
+                Command::SetWidth { client, sms } => {
+                    self.u8(6);
+                    self.u32(client);
+                    self.u32(sms);
+                }
+                Command::Reset => self.u8(7),
             }
         }
     }
@@ -406,7 +414,7 @@ impl Encoder<'_> {
     pub fn record(&mut self, record: &Record) {
         match record {
             Record::Policy(about) => self.policy(about),
-            Record::Base(sharing) => self.base(*sharing),
+            Record::Base(b) => self.base(b.sharing, &b.reserve_sms, b.sm_count),
             Record::Kernel { id, key } => self.kernel(*id, key),
             Record::Profile { id, view } => self.view(*id, view),
             Record::Client(info) => self.connected(info),

@@ -176,6 +176,7 @@ impl Driver {
                     stream: 0,
                     completion: (*ticket + 1) as u32,
                     started: false,
+                    limited_sms: 0,
                 };
                 *ticket += 1;
                 e.submitted(now, id, submission, out);

@@ -2,7 +2,7 @@
 
 use super::{Known, Sim};
 use crate::device::{HIGH, LOW};
-use crate::gpu::{SMS, SharingMode, Transformable};
+use crate::gpu::SMS;
 use crate::host::Launch;
 use crate::trace::Kernel;
 use tally_engine::policy::{Class, ClientInfo, UnitProfile, forms_offered, launch_state};
@@ -44,11 +44,10 @@ impl Sim<'_> {
                 if transformable {
                     offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
                 }
-                let partition = self.setup.sharing == SharingMode::Mps && is_low;
                 // Blocks that fit the GPU at once may wait for each other.
                 let fits = k.blocks()
                     <= u64::from(k.blocks_per_sm()) * u64::from(self.setup.best_effort_sms());
-                if partition && !fits && self.setup.transformable != Transformable::None {
+                if is_low && !fits && self.setup.has_partitions() {
                     offered |= forms_offered::SM_LIMITED;
                 }
                 let key =

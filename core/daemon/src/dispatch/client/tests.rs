@@ -62,6 +62,7 @@ impl Hostile {
             stream: 0,
             completion: ticket as u32 + 1,
             demand: Default::default(),
+            limited_sms: 0,
         };
         ring::publish(self.theirs, ticket, &request);
     }

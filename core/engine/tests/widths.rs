@@ -1,0 +1,140 @@
+//! A best-effort client's width: what it limits, and what it leaves.
+
+mod common;
+
+use common::{HIGH, LOW, Script, info, key, submission, took};
+use std::sync::{Arc, Mutex};
+use tally_engine::policy::*;
+use tally_engine::{Action, Engine, EngineConfig, Submission};
+
+fn engine(decisions: &[Decision], commands: &[Command]) -> (Engine, Arc<Mutex<common::Seen>>) {
+    let seen = Arc::default();
+    let script = Script {
+        seen: Arc::clone(&seen),
+        answers: decisions.iter().copied().map(Ok).collect(),
+        on_decide: commands.iter().copied().collect(),
+        ..Default::default()
+    };
+    let reserve_sms = std::array::from_fn(|i| if i == 0 { 16 } else { 0 });
+    let config = EngineConfig { sm_count: 132, reserve_sms, ..EngineConfig::default() };
+    let mut e = Engine::new(config, Box::new(script));
+    let mut out = Vec::new();
+    e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    (e, seen)
+}
+
+fn set(client: ClientId, sms: u32) -> Command {
+    Command::SetWidth { client, sms }
+}
+
+fn limitable(ticket: u64, kernel: Option<u32>) -> Submission {
+    Submission { offered: forms_offered::SM_LIMITED, ..submission(ticket, kernel) }
+}
+
+/// What a launch at `now_ns` leads to.
+fn submit(e: &mut Engine, now_ns: u64, submission: Submission) -> Vec<Action> {
+    let mut out = Vec::new();
+    e.submitted(now_ns, LOW, submission, &mut out);
+    out
+}
+
+fn limited(ticket: u64, sms: u32) -> Action {
+    Action::Decide { client: LOW, ticket, decision: Decision::SmLimited(sms), predicted_ns: 0 }
+}
+
+#[test]
+fn what_is_decided_to_run_runs_on_the_width() {
+    let run = Decision::Run(0);
+    let (mut e, _) = engine(&[run, run, Decision::SmLimited(8), run], &[set(LOW, 96)]);
+    let kernel = e.intern(&key("k"));
+    let width = Action::SetWidth { client: LOW, sms: 96 };
+    assert_eq!(submit(&mut e, 1, limitable(0, kernel)), [width, limited(0, 96)], "this one, too");
+    // It cannot be limited.
+    let whole = Action::Grant { client: LOW, until: 2 };
+    let mut out = Vec::new();
+    e.progress(2, LOW, 0, 1, None, &mut out);
+    assert_eq!(submit(&mut e, 3, submission(1, kernel)), [whole]);
+    e.progress(4, LOW, 0, 2, None, &mut out);
+    assert_eq!(submit(&mut e, 5, limitable(2, kernel)), [limited(2, 8)], "decided so");
+    let stats = e.client_stats(LOW).unwrap();
+    assert_eq!((stats.sm_limited, stats.run, stats.degraded, stats.width_changes), (2, 1, 0, 1));
+    assert_eq!(e.client_state(LOW).unwrap().width_sms, 96);
+}
+
+#[test]
+fn a_lease_beside_a_width_is_granted_behind_the_decision() {
+    let (mut e, _) = engine(&[Decision::Run(2)], &[set(LOW, 112)]);
+    let kernel = e.intern(&key("k"));
+    let out = submit(&mut e, 1, limitable(0, kernel));
+    let width = Action::SetWidth { client: LOW, sms: 112 };
+    assert_eq!(out, [width, limited(0, 112), Action::Grant { client: LOW, until: 3 }]);
+    // Leased ones are as their program says: limited, or not yet.
+    for (ticket, limited_sms) in [(1, 112), (2, 0)] {
+        let leased = Submission { started: true, limited_sms, ..limitable(ticket, kernel) };
+        assert_eq!(submit(&mut e, 2, leased), []);
+    }
+    let stats = e.client_stats(LOW).unwrap();
+    assert_eq!((stats.sm_limited, stats.leased), (1, 2), "each is counted once");
+}
+
+#[test]
+fn leased_launches_are_told_and_measured_as_limited() {
+    let (mut e, seen) = engine(&[Decision::Run(4)], &[set(LOW, 112)]);
+    let kernel = e.intern(&key("k"));
+    submit(&mut e, 1, limitable(0, kernel));
+    let leased = Submission { started: true, limited_sms: 112, ..limitable(1, kernel) };
+    submit(&mut e, 2, leased);
+    let mut out = Vec::new();
+    e.progress(500_000, LOW, 0, 1, None, &mut out);
+    e.progress(900_000, LOW, 0, 2, took(2, 300_000), &mut out);
+    let events = &seen.lock().unwrap().events;
+    let done: Vec<_> = events
+        .iter()
+        .filter_map(|event| if let Event::Completed(done) = event { Some(done) } else { None })
+        .map(|done| (done.form, done.argument, done.measured_ns))
+        .collect();
+    assert_eq!(done, [(Form::SmLimited, 112, None), (Form::SmLimited, 112, Some(300_000))]);
+    let profile = e.world().profiles.get(kernel.unwrap()).unwrap();
+    assert_eq!(profile.count, 0, "its time whole is not known of that");
+}
+
+#[test]
+fn what_was_granted_before_the_width_stays_whole() {
+    let (mut e, _) = engine(&[Decision::Hold(1_000_000), Decision::Run(1)], &[]);
+    let kernel = e.intern(&key("k"));
+    // Both wait; the second is granted by the first one's lease, and its program may have seen that.
+    assert_eq!(submit(&mut e, 1, limitable(0, kernel)), []);
+    assert_eq!(submit(&mut e, 1, limitable(1, kernel)), []);
+    let mut out = Vec::new();
+    e.tick(1_000_001, &mut out);
+    assert_eq!(out, [Action::Grant { client: LOW, until: 2 }]);
+    assert_eq!(e.client_stats(LOW).unwrap().sm_limited, 0);
+}
+
+#[test]
+fn high_priority_clients_and_those_gone_have_no_width() {
+    let (mut e, _) = engine(&[], &[set(HIGH, 64), set(77, 64), set(LOW, 64), set(LOW, 64)]);
+    let out = submit(&mut e, 1, submission(0, None));
+    let widths = out.iter().filter(|a| matches!(a, Action::SetWidth { .. })).count();
+    assert_eq!(widths, 1, "{out:?}");
+    assert_eq!(e.client_stats(LOW).unwrap().width_changes, 1, "the same again is no change");
+}
+
+#[test]
+fn another_policy_finds_no_widths() {
+    let (mut e, _) = engine(&[], &[set(LOW, 64)]);
+    submit(&mut e, 1, submission(0, None));
+    let mut out = Vec::new();
+    e.set_policy(2, Box::new(Script::default()), &mut out);
+    assert!(out.contains(&Action::SetWidth { client: LOW, sms: 0 }), "{out:?}");
+    assert_eq!(e.client_state(LOW).unwrap().width_sms, 0);
+}
+
+#[test]
+fn the_widths_that_there_are_are_known_from_the_first_decision() {
+    let (mut e, _) = engine(&[], &[]);
+    assert_eq!(e.world().widths(), []);
+    submit(&mut e, 1, submission(0, None));
+    assert_eq!(e.world().widths(), [112]);
+}
