@@ -112,7 +112,7 @@ static TRACKED: AtomicU64 = AtomicU64::new(0);
 pub struct Pace {
     /// At least, if its time is not wanted.
     pub least_ns: u64,
-    /// At most.
+    /// At most, whether it is wanted or not.
     pub most_ns: u64,
 }
 

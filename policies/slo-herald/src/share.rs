@@ -79,7 +79,7 @@ pub struct Share {
     way: Way,
     /// SMs of the GPU, or 0 while it is not known; then there is no space to share.
     sm_count: u32,
-    /// See [`usable`].
+    /// What [`usable`] leaves of the core's partitions.
     widths: Vec<u32>,
     rate: u64,
     sms: u32,
