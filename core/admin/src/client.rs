@@ -287,7 +287,7 @@ pub struct Decisions {
     pub preemptible: u64,
     /// Run on a subset of the SMs.
     pub sm_limited: u64,
-    /// Times that its policy changed its width.
+    /// Times that its width changed, by its policy or at the end of one.
     pub width_changes: u64,
     /// Run whole because the form decided was not on offer, or could not be done.
     pub degraded: u64,

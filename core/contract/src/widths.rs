@@ -21,10 +21,10 @@ pub fn partitions(sm_count: u32, reserve_sms: &[u32]) -> Vec<u32> {
 }
 
 /// SMs of the partition on which a launch that is limited to `sms` runs: the largest that has no more, else the smallest.
-/// `None`: there are no partitions. They rise.
-pub fn partition_of(partitions: &[u32], sms: u32) -> Option<u32> {
-    let fits = partitions.iter().rev().find(|partition| **partition <= sms);
-    fits.or(partitions.first()).copied()
+/// `None`: there are no partitions.
+pub fn partition_of(sm_count: u32, reserve_sms: &[u32], sms: u32) -> Option<u32> {
+    let all = || reserve_sms.iter().filter_map(|reserve| partition_sms(sm_count, *reserve));
+    all().filter(|partition| *partition <= sms).max().or(all().min())
 }
 
 #[cfg(test)]
@@ -42,8 +42,9 @@ mod tests {
 
     #[test]
     fn a_launch_runs_on_the_largest_partition_that_is_not_too_large() {
-        let of = |sms| partition_of(&[64, 96, 112], sms);
+        let of = |sms| partition_of(132, &[64, 16, 32], sms);
         assert_eq!([1, 63, 64, 95, 96, 132].map(of), [64, 64, 64, 64, 96, 112].map(Some));
-        assert_eq!(partition_of(&[], 64), None);
+        assert_eq!(partition_of(132, &[], 64), None);
+        assert_eq!(partition_of(0, &[16], 64), None, "the GPU is not known");
     }
 }

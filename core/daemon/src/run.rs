@@ -105,7 +105,9 @@ fn settings(config: &Config) -> Settings {
 /// What each partition leaves free, where launches are limited to some of the SMs.
 fn reserves(config: &Config, sharing: policy::SharingMode) -> [u32; RESERVES_MAX] {
     let mut reserves = [0; RESERVES_MAX];
-    if sharing == policy::SharingMode::Concurrent {
+    // A program that finds fewer SMs cannot split them.
+    let finds_all = config.sharing.mps.best_effort_percent == 100;
+    if sharing == policy::SharingMode::Concurrent && finds_all {
         let all = &config.sm_limits.reserve_sms;
         reserves.iter_mut().zip(all).for_each(|(to, from)| *to = *from);
     }

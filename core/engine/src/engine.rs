@@ -33,11 +33,12 @@ use crate::client::{Client, ClientStats, Granted, Submission};
 use crate::clients::Clients;
 use crate::policy::{
     Class, ClientId, ClientInfo, Context, Decision, Event, Fault, FaultKind, Form, KernelId,
-    Policy, SharingMode, Subscriptions, World,
+    Policy, SharingMode, Subscriptions, World, forms_offered,
 };
 use crate::profile::{KernelKey, Profiles};
 use std::collections::{BTreeMap, BinaryHeap};
 use tally_contract::limits::{HOLD_NS_MAX, RESERVES_MAX, STALL_NS, TIMERS_TICK_MAX};
+use tally_contract::widths;
 
 /// What the caller must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +87,13 @@ pub struct EngineConfig {
     pub sharing: SharingMode,
     /// SMs that each partition leaves free; 0: no partition.
     pub reserve_sms: [u32; RESERVES_MAX],
+}
+
+impl EngineConfig {
+    /// SMs of the partition on which a launch that is limited to so many runs; `None`: there is none.
+    pub(crate) fn partition_of(&self, sms: u32) -> Option<u32> {
+        widths::partition_of(self.sm_count, &self.reserve_sms, sms)
+    }
 }
 
 impl Default for EngineConfig {
@@ -355,8 +363,15 @@ impl<P: Policy> Engine<P> {
             let periods = high_periods(high_active, self.high_periods);
             let was_active = c.is_active();
             let mut how = Granted::whole(predicted, periods);
-            if submission.started && submission.limited_sms > 0 {
-                (how.form, how.argument) = (Form::SmLimited, submission.limited_sms);
+            let can_limit = submission.offered & forms_offered::SM_LIMITED != 0;
+            // A client's word: believed where it can be true.
+            if submission.started
+                && submission.limited_sms > 0
+                && can_limit
+                && c.info.class == Class::BestEffort
+                && let Some(sms) = self.config.partition_of(submission.limited_sms)
+            {
+                (how.form, how.argument) = (Form::SmLimited, sms);
             }
             c.grant(&submission, how, now_ns);
             self.beside.note(now_ns, was_active, c.is_active());

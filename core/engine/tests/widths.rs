@@ -28,6 +28,13 @@ fn set(client: ClientId, sms: u32) -> Command {
     Command::SetWidth { client, sms }
 }
 
+/// A kernel of which enough is known to limit it.
+fn known_kernel(e: &mut Engine) -> Option<u32> {
+    let kernel = e.intern(&key("k"));
+    (0..3).for_each(|_| e.world_mut().profiles.record(kernel.unwrap(), 100_000));
+    kernel
+}
+
 fn limitable(ticket: u64, kernel: Option<u32>) -> Submission {
     Submission { offered: forms_offered::SM_LIMITED, ..submission(ticket, kernel) }
 }
@@ -40,16 +47,16 @@ fn submit(e: &mut Engine, now_ns: u64, submission: Submission) -> Vec<Action> {
 }
 
 fn limited(ticket: u64, sms: u32) -> Action {
-    Action::Decide { client: LOW, ticket, decision: Decision::SmLimited(sms), predicted_ns: 0 }
+    Action::Decide { client: LOW, ticket, decision: Decision::SmLimited(sms), predicted_ns: 100_000 }
 }
 
 #[test]
 fn what_is_decided_to_run_runs_on_the_width() {
     let run = Decision::Run(0);
-    let (mut e, _) = engine(&[run, run, Decision::SmLimited(8), run], &[set(LOW, 96)]);
-    let kernel = e.intern(&key("k"));
-    let width = Action::SetWidth { client: LOW, sms: 96 };
-    assert_eq!(submit(&mut e, 1, limitable(0, kernel)), [width, limited(0, 96)], "this one, too");
+    let (mut e, _) = engine(&[run, run, Decision::SmLimited(8), run], &[set(LOW, 120)]);
+    let kernel = known_kernel(&mut e);
+    let width = Action::SetWidth { client: LOW, sms: 112 };
+    assert_eq!(submit(&mut e, 1, limitable(0, kernel)), [width, limited(0, 112)], "this one, too");
     // It cannot be limited.
     let whole = Action::Grant { client: LOW, until: 2 };
     let mut out = Vec::new();
@@ -59,13 +66,13 @@ fn what_is_decided_to_run_runs_on_the_width() {
     assert_eq!(submit(&mut e, 5, limitable(2, kernel)), [limited(2, 8)], "decided so");
     let stats = e.client_stats(LOW).unwrap();
     assert_eq!((stats.sm_limited, stats.run, stats.degraded, stats.width_changes), (2, 1, 0, 1));
-    assert_eq!(e.client_state(LOW).unwrap().width_sms, 96);
+    assert_eq!(e.client_state(LOW).unwrap().width_sms, 112, "the partition's");
 }
 
 #[test]
 fn a_lease_beside_a_width_is_granted_behind_the_decision() {
     let (mut e, _) = engine(&[Decision::Run(2)], &[set(LOW, 112)]);
-    let kernel = e.intern(&key("k"));
+    let kernel = known_kernel(&mut e);
     let out = submit(&mut e, 1, limitable(0, kernel));
     let width = Action::SetWidth { client: LOW, sms: 112 };
     assert_eq!(out, [width, limited(0, 112), Action::Grant { client: LOW, until: 3 }]);
@@ -81,7 +88,7 @@ fn a_lease_beside_a_width_is_granted_behind_the_decision() {
 #[test]
 fn leased_launches_are_told_and_measured_as_limited() {
     let (mut e, seen) = engine(&[Decision::Run(4)], &[set(LOW, 112)]);
-    let kernel = e.intern(&key("k"));
+    let kernel = known_kernel(&mut e);
     submit(&mut e, 1, limitable(0, kernel));
     let leased = Submission { started: true, limited_sms: 112, ..limitable(1, kernel) };
     submit(&mut e, 2, leased);
@@ -96,13 +103,13 @@ fn leased_launches_are_told_and_measured_as_limited() {
         .collect();
     assert_eq!(done, [(Form::SmLimited, 112, None), (Form::SmLimited, 112, Some(300_000))]);
     let profile = e.world().profiles.get(kernel.unwrap()).unwrap();
-    assert_eq!(profile.count, 0, "its time whole is not known of that");
+    assert_eq!(profile.count, 3, "that says nothing of its time whole");
 }
 
 #[test]
 fn what_was_granted_before_the_width_stays_whole() {
     let (mut e, _) = engine(&[Decision::Hold(1_000_000), Decision::Run(1)], &[]);
-    let kernel = e.intern(&key("k"));
+    let kernel = known_kernel(&mut e);
     // Both wait; the second is granted by the first one's lease, and its program may have seen that.
     assert_eq!(submit(&mut e, 1, limitable(0, kernel)), []);
     assert_eq!(submit(&mut e, 1, limitable(1, kernel)), []);
@@ -137,4 +144,58 @@ fn the_widths_that_there_are_are_known_from_the_first_decision() {
     assert_eq!(e.world().widths(), []);
     submit(&mut e, 1, submission(0, None));
     assert_eq!(e.world().widths(), [112]);
+}
+
+#[test]
+fn a_kernel_is_measured_whole_before_a_width_limits_it() {
+    let (mut e, _) = engine(&[], &[set(LOW, 120)]);
+    let kernel = e.intern(&key("k"));
+    let mut out = Vec::new();
+    let mut forms = Vec::new();
+    for n in 0..5 {
+        let now_ns = 1 + u64::from(n) * 1_000_000;
+        let done = submit(&mut e, now_ns, limitable(n.into(), kernel));
+        forms.push(done.iter().any(|action| matches!(action, Action::Decide { .. })));
+        e.progress(now_ns + 500_000, LOW, 0, n + 1, took(n + 1, 400_000), &mut out);
+    }
+    assert_eq!(forms, [false, false, false, true, true]);
+}
+
+#[test]
+fn what_a_client_says_of_a_lease_is_believed_where_it_can_be_true() {
+    let (mut e, seen) = engine(&[], &[]);
+    let kernel = known_kernel(&mut e);
+    let mut out = Vec::new();
+    let says = |limited_sms| Submission { started: true, limited_sms, ..limitable(0, kernel) };
+    // Not offered; a high-priority client's; and a number that no partition has.
+    let not_offered = Submission { offered: 0, ..says(112) };
+    for (ticket, client, said) in [(0, LOW, not_offered), (0, HIGH, says(112)), (1, LOW, says(7))] {
+        let completion = ticket as u32 + 1;
+        e.submitted(1, client, Submission { ticket, completion, ..said }, &mut out);
+    }
+    e.progress(500_000, LOW, 0, 2, None, &mut out);
+    e.progress(500_000, HIGH, 0, 1, None, &mut out);
+    let events = &seen.lock().unwrap().events;
+    let done = events.iter().filter_map(|event| match event {
+        Event::Completed(done) => Some((done.client, done.form, done.argument)),
+        _ => None,
+    });
+    let expected = [(LOW, Form::Whole, 0), (LOW, Form::SmLimited, 112), (HIGH, Form::Whole, 0)];
+    assert_eq!(done.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_limited_launch_that_nobody_timed_is_charged_for_what_it_takes_there() {
+    let (mut e, seen) = engine(&[], &[]);
+    let kernel = known_kernel(&mut e);
+    let mut out = Vec::new();
+    let leased = Submission { started: true, limited_sms: 112, ..limitable(0, kernel) };
+    e.submitted(1, LOW, leased, &mut out);
+    e.progress(900_000, LOW, 0, 1, None, &mut out);
+    let events = &seen.lock().unwrap().events;
+    let done = events.iter().find_map(|event| match event {
+        Event::Completed(done) => Some(done.charged_ns),
+        _ => None,
+    });
+    assert_eq!(done, Some(100_000 * 132 / 112), "and not for the time until that was seen");
 }

@@ -102,6 +102,11 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
     if fits { CAN_LIMIT } else { 0 }
 }
 
+/// A core was met that may know more of kernels.
+pub fn forget_decided() {
+    DECIDED.iter().for_each(|word| word.store(0, Relaxed));
+}
+
 /// The core decided that a launch of this kernel be limited.
 pub fn note_decided(kernel: u32) {
     if let Some(word) = DECIDED.get(kernel as usize / 64) {
@@ -436,7 +441,7 @@ pub fn reset() {
     }
     ALIVE.reset();
     joins::reset();
-    DECIDED.iter().for_each(|word| word.store(0, Relaxed));
+    forget_decided();
     SM_LIMITED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 }

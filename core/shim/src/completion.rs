@@ -15,7 +15,7 @@
 
 use crate::activity::{self, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{link, poller, quiesce, samples};
+use crate::{link, poller, quiesce};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -33,8 +33,7 @@ const DENSE: usize = 8;
 const DENSE_SHARED: usize = 4_096;
 /// The same for launches whose time is wanted.
 const DENSE_SAMPLES: usize = 128;
-/// Where nobody needs to know the end of each launch one in so many gets an event, and the first of an idle stream: under a
-/// lease, and of short kernels.
+/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
 const SPARSE_EVERY: u32 = 4;
 /// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
 /// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
@@ -49,8 +48,6 @@ struct Marker {
     event: usize,
     context: usize,
     number: u32,
-    /// Its place in the table; of an event behind other launches, too, beyond it.
-    kernel: u32,
     /// When the launch call had returned, ns.
     issued_ns: u64,
     /// [`quiesce::enqueued`] when it was recorded.
@@ -112,14 +109,14 @@ static TRACKED: AtomicU64 = AtomicU64::new(0);
 pub struct Pace {
     /// At least, if its time is not wanted.
     pub least_ns: u64,
-    /// At most, whether it is wanted or not.
+    /// At most, or a 64th of how long it has taken.
     pub most_ns: u64,
 }
 
 impl Pace {
-    /// Nobody waits for what is looked at. A program that launches without a pause loses time to each look.
+    /// Nothing depends on what is looked at. A program that launches without a pause loses time to each look.
     pub const CALM: Pace = Pace { least_ns: 200_000, most_ns: u64::MAX };
-    /// Another client may.
+    /// A decision may, or another client.
     pub const SHARED: Pace = Pace { least_ns: 15_000, most_ns: u64::MAX };
     /// A launch of this program waits, and the GPU may have nothing to do before it.
     pub const WAITED_FOR: Pace = Pace { least_ns: 15_000, most_ns: 30_000 };
@@ -159,19 +156,16 @@ pub fn track_launch(
     slot: &Slot,
     stream: usize,
     number: u32,
-    kernel: u32,
     is_sample: bool,
-    is_leased: bool,
+    is_sparse: bool,
 ) {
     let issued_ns = now_ns();
-    let is_sparse = is_leased || samples::is_short(kernel);
     let track = &TRACKS[index & 63];
     let due = track.with(|track| {
         let pending = track.markers.len();
         (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked, is_sparse)
     });
-    let sampled = is_sample.then_some(kernel);
-    let marker = due.then(|| marker(index, slot, stream, number, issued_ns, sampled)).flatten();
+    let marker = due.then(|| marker(index, slot, stream, number, issued_ns, is_sample)).flatten();
     track.with(|track| match marker {
         Some(marker) => {
             if track.markers.is_empty() {
@@ -189,7 +183,7 @@ pub fn track_launch(
 /// for one of them says nothing of the others: there, an event says when it is done.
 pub fn track_ungated(index: usize, stream: usize, number: u32) {
     if index == OVERFLOW {
-        track_launch(index, &SLOTS[OVERFLOW], stream, number, u32::MAX, false, false);
+        track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false);
     }
 }
 
@@ -209,7 +203,7 @@ pub fn mark_before_sample(index: usize, slot: &Slot, stream: usize) {
         Some(_) => track.markers.len() < DENSE_SAMPLES,
         None => track.unmarked > 0,
     });
-    if is_wanted && let Some(mut marker) = marker(index, slot, stream, number, now_ns(), None) {
+    if is_wanted && let Some(mut marker) = marker(index, slot, stream, number, now_ns(), false) {
         marker.is_watched = true;
         TRACKS[index & 63].with(|track| {
             track.markers.push_back(marker);
@@ -229,7 +223,7 @@ pub fn mark(index: usize, slot: &Slot, stream: usize) {
         Some(newest) => newest.number == number,
         None => track.last.is_some_and(|last| last.0 == number) && track.unmarked == 0,
     });
-    if !is_newest && let Some(marker) = marker(index, slot, stream, number, now_ns(), None) {
+    if !is_newest && let Some(marker) = marker(index, slot, stream, number, now_ns(), false) {
         TRACKS[index & 63].with(|track| {
             track.markers.push_back(marker);
             track.unmarked = 0;
@@ -252,7 +246,7 @@ fn marker(
     stream: usize,
     number: u32,
     issued_ns: u64,
-    sampled: Option<u32>,
+    is_sample: bool,
 ) -> Option<Marker> {
     let context = match slot.context.load(Relaxed) {
         _ if index == OVERFLOW => slots::context_of(stream),
@@ -274,11 +268,10 @@ fn marker(
         event,
         context,
         number,
-        kernel: sampled.unwrap_or(u32::MAX),
         issued_ns,
         enqueued,
-        is_sample: sampled.is_some(),
-        is_watched: sampled.is_some(),
+        is_sample,
+        is_watched: is_sample,
     })
 }
 
@@ -325,7 +318,8 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
                         true => since_ns / 16,
                         false => (since_ns / 4).max(pace.least_ns),
                     };
-                    let later_ns = later_ns.min(pace.most_ns);
+                    // What takes long is not looked at all the while.
+                    let later_ns = later_ns.min(pace.most_ns.max(since_ns / 64));
                     let stuck = (since_ns > sm_limit::STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)
                 }
@@ -341,9 +335,6 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
             let marker = track.markers.pop_front()?;
             let off_ns = now.saturating_sub(track.looked_ns.max(marker.issued_ns));
             let took_ns = track.took(&marker, now);
-            if let Some(took_ns) = took_ns {
-                samples::measured(marker.kernel, took_ns);
-            }
             track.last = Some((marker.number, now, off_ns));
             track.looked_ns = now;
             track.done = marker.enqueued;

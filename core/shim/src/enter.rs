@@ -11,6 +11,7 @@ use tally_ipc::ClientRegion;
 use tally_ipc::layout::report_state;
 use tally_ipc::wire::{self, SharingMode};
 use tally_preempt::lock::Locked;
+use tally_preempt::sm_limit;
 
 /// Put it in force.
 pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode {
@@ -49,6 +50,7 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
         welcome.class_reason
     );
     samples::forget_samples();
+    sm_limit::forget_decided();
     tally_preempt::configure(&welcome.rewrite, &welcome.sharing);
     tools::look();
     linger::configure(client, welcome.high_priority, &welcome.sharing);

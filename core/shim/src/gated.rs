@@ -20,7 +20,7 @@ use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
 use crate::{completion, demand};
-use crate::{link, quiesce, samples, tools, units};
+use crate::{link, poller, quiesce, samples, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -91,6 +91,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         Way::Gated(Answer::Whole, _) => {}
         Way::Gated(decided, ticket) => answer = Some((decided, ticket)),
     }
+    poller::note_leased(is_leased);
     held.goes_on();
     // Of streams that share a slot one may be full, so that the driver keeps the launch waiting: the others go on.
     let _held = (index != OVERFLOW).then_some(held);
@@ -110,7 +111,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             }
             _ => launch::issue_counted(client, index, call),
         };
-        launch.finish(shape.map_or(u32::MAX, |(shape, _)| shape.kernel), sample, is_leased);
+        // Of a limited one it is to be seen if it does not end.
+        launch.finish(sample, is_leased && !is_limited);
         // In another form, the code that was launched may be that of another module with the same kernel.
         if result == SUCCESS
             && answer.is_none()
@@ -236,20 +238,23 @@ impl Gated<'_> {
             }
             let start = now_ns();
             let looks = Cell::new(0_u32);
-            let waited = wait_until(client, epoch, held, || {
-                let answer = ring::answer(epoch.core, ticket);
-                // What it waits for may be something in flight in its own stream.
-                looks.set(looks.get().wrapping_add(1));
-                if answer.is_none()
-                    && index != OVERFLOW
-                    && looks.get().is_multiple_of(LOOKS_PER_POLL)
-                {
-                    // A capture of another thread forbids this one to ask, by default.
-                    let pace = completion::Pace::WAITED_FOR;
-                    driver().relaxed(|| completion::poll_events(client, index, false, pace));
-                }
-                answer
-            });
+            let wait = || {
+                wait_until(client, epoch, held, || {
+                    let answer = ring::answer(epoch.core, ticket);
+                    // What it waits for may be something in flight in its own stream.
+                    looks.set(looks.get().wrapping_add(1));
+                    if answer.is_none()
+                        && index != OVERFLOW
+                        && looks.get().is_multiple_of(LOOKS_PER_POLL)
+                    {
+                        // A capture of another thread forbids this one to ask, by default.
+                        let pace = completion::Pace::WAITED_FOR;
+                        driver().relaxed(|| completion::poll_events(client, index, false, pace));
+                    }
+                    answer
+                })
+            };
+            let waited = poller::while_waiting(wait);
             client.counters.waited_ns.fetch_add(now_ns().saturating_sub(start), Relaxed);
             match waited {
                 Waited::Done(answer) => return Way::Gated(answer, ticket),
@@ -351,12 +356,12 @@ impl Gated<'_> {
     }
 
     /// See that the launch is reported done when it is.
-    fn finish(&self, kernel: u32, sample: bool, is_leased: bool) {
+    fn finish(&self, sample: bool, is_sparse: bool) {
         let Gated { index, slot, before, call, .. } = *self;
         let seen = slot.word.snapshot();
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
         let stream = slots::explicit(call.stream, call.per_thread);
-        completion::track_launch(index, slot, stream, number, kernel, sample, is_leased);
+        completion::track_launch(index, slot, stream, number, sample, is_sparse);
     }
 }

@@ -35,6 +35,10 @@ const AWAKE_NAP_NS: u64 = 100_000;
 const LOOK_NS: [u64; 2] = [50_000, 1_000_000];
 
 static WORK: AtomicU32 = AtomicU32::new(0);
+/// Launches that wait for their decision.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+/// The latest launch was leased: nobody decides by what is under way before the lease is used up.
+static IS_LEASED: AtomicBool = AtomicBool::new(false);
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 /// The core wants to know what is still running.
 static PROBED: AtomicBool = AtomicBool::new(false);
@@ -119,7 +123,7 @@ fn run() {
         let now = now_ns();
         let mut nap_ns = u64::MAX;
         let mut left = completion::tracked();
-        let pace = pace(client);
+        let pace = pace();
         if left != 0 {
             active_ns = now;
         }
@@ -157,15 +161,30 @@ fn run() {
     }
 }
 
-/// Whether a launch may wait for another one's end: one of this program's, or of another client's.
-fn pace(client: &ClientRegion) -> Pace {
+/// Do something that waits for a decision, which may wait for a launch to end.
+pub fn while_waiting<T>(wait: impl FnOnce() -> T) -> T {
+    WAITING.fetch_add(1, Relaxed);
+    let result = wait();
+    WAITING.fetch_sub(1, Relaxed);
+    result
+}
+
+/// A launch was made, under a lease or not.
+pub fn note_leased(is_leased: bool) {
+    if IS_LEASED.load(Relaxed) != is_leased {
+        IS_LEASED.store(is_leased, Relaxed);
+    }
+}
+
+/// Whether something may depend on another launch's end: a launch of this program, another client's, or a decision.
+fn pace() -> Pace {
     let is_shared = |epoch: &state::Epoch| epoch.core.neighbours.load(Relaxed) > 1;
-    if client.activity.waiters.load(Relaxed) > 0 {
+    if WAITING.load(Relaxed) > 0 {
         Pace::WAITED_FOR
-    } else if !state::is_best_effort() || state::epoch().is_some_and(is_shared) {
-        Pace::SHARED
-    } else {
+    } else if IS_LEASED.load(Relaxed) && !state::epoch().is_some_and(is_shared) {
         Pace::CALM
+    } else {
+        Pace::SHARED
     }
 }
 
@@ -244,4 +263,5 @@ fn release_drained(client: &ClientRegion) {
 pub fn reset() {
     ASLEEP.store(false, SeqCst);
     PROBED.store(false, SeqCst);
+    WAITING.store(0, SeqCst);
 }

@@ -1,7 +1,7 @@
-//! Which launches are measured, and what that tells of their kernels.
+//! Which launches are measured.
 
+use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU16, AtomicU64};
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags};
 
 /// A kernel's first launches are measured one by one, later one in so many, of which there are [`OFTEN`], and then one in
@@ -12,14 +12,9 @@ const OFTEN: u16 = 1_024;
 const SELDOM_EVERY: u16 = 64;
 /// The golden ratio's part of 2^16: its multiples are spread evenly.
 const SCATTER: u16 = 40_503;
-/// Kernels below it are short.
-const SHORT_NS: u64 = 20_000;
 
 /// Launches of each kernel of the table since the core was met, counted by [`count_on`].
 static LAUNCHED: [AtomicU16; KERNEL_SLOTS] = [const { AtomicU16::new(0) }; KERNEL_SLOTS];
-/// Kernels whose latest measured launch took less than [`SHORT_NS`], by their place in the table: a bit each.
-static SHORT: [AtomicU64; KERNEL_SLOTS.div_ceil(64)] =
-    [const { AtomicU64::new(0) }; KERNEL_SLOTS.div_ceil(64)];
 
 /// Count a launch, and say whether its time is to be reported.
 pub fn is_sample(kernel: u32, flags: u32) -> bool {
@@ -47,25 +42,6 @@ fn count_on(launched: u16) -> u16 {
 /// A core was met that knows no kernel's time yet: measure them anew.
 pub fn forget_samples() {
     LAUNCHED.iter().for_each(|launched| launched.store(0, Relaxed));
-    SHORT.iter().for_each(|short| short.store(0, Relaxed));
-}
-
-/// Whether the latest measured launch of a kernel took less than [`SHORT_NS`].
-pub fn is_short(kernel: u32) -> bool {
-    let word = SHORT.get(kernel as usize / 64);
-    word.is_some_and(|word| word.load(Relaxed) & 1 << (kernel % 64) != 0)
-}
-
-/// A launch of a kernel took so long.
-pub fn measured(kernel: u32, took_ns: u64) {
-    let is_short = took_ns < SHORT_NS;
-    let Some(word) = SHORT.get(kernel as usize / 64) else { return };
-    let bit = 1 << (kernel % 64);
-    match word.load(Relaxed) & bit != 0 {
-        was_short if was_short == is_short => {}
-        true => drop(word.fetch_and(!bit, Relaxed)),
-        false => drop(word.fetch_or(bit, Relaxed)),
-    }
 }
 
 #[cfg(test)]
@@ -81,18 +57,6 @@ mod tests {
         assert!((30..=35).contains(&often), "{often}");
         let seldom = next(u16::MAX - OFTEN);
         assert!((1_000..1_020).contains(&seldom), "{seldom}");
-    }
-
-    #[test]
-    fn a_kernel_is_short_by_its_latest_measured_launch() {
-        let kernel = KERNEL_SLOTS as u32 - 1_900;
-        assert!(!is_short(kernel), "nothing is known");
-        for (took_ns, is) in [(SHORT_NS - 1, true), (1, true), (SHORT_NS, false), (7, true)] {
-            measured(kernel, took_ns);
-            assert_eq!(is_short(kernel), is, "{took_ns}");
-        }
-        assert!(!is_short(kernel + 1) && !is_short(u32::MAX));
-        measured(u32::MAX, 1);
     }
 
     #[test]

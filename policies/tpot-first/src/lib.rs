@@ -170,8 +170,8 @@ impl TpotFirst {
         if launch.high_clients == 0 {
             return self.alone(launch, is_due);
         }
-        if self.sm_count != launch.sms() {
-            self.sm_count = launch.sms();
+        if self.sm_count != launch.sm_count {
+            self.sm_count = launch.sm_count;
             let all = host::widths();
             self.services.iter_mut().for_each(|one| one.widths.set_gpu(&all, launch.sms()));
         }

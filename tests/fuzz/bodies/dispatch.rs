@@ -68,7 +68,7 @@ impl Honest {
             stream,
             completion: *number,
             demand: Default::default(),
-            limited_sms: 0,
+            limited_sms: (*number % 5) * leased,
         };
         ring::publish(region, taken, &request);
         self.launched += 1;

@@ -107,7 +107,7 @@ fn publish(c: &mut Client, bytes: &mut Bytes<'_>) {
             stream: if stream & 64 == 0 { stream.into() } else { c.ticket as u32 },
             completion: c.completion,
             demand: Default::default(),
-            limited_sms: 0,
+            limited_sms: flags.rotate_left(3).into(),
         };
         ring::publish(&c.region, c.ticket, &request);
         c.ticket = c.ticket.saturating_add(1).min(u64::MAX - 1);

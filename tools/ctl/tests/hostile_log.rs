@@ -31,7 +31,7 @@ fn log(folder: &Path, component: &Path, digest: &str) -> PathBuf {
     for record in [
         Record::Policy(about),
         Record::Base(Base::default()),
-        Record::Begin { how: Begin::PolicyStart, lost: 0, subscribed },
+        Record::Begin { how: Begin::PolicyStart, lost: 0, subscribed, sm_count: 132 },
         Record::Start(Vec::new()),
         Record::End { reason: EVIL.into(), dropped: 0 },
     ] {

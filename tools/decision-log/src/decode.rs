@@ -145,7 +145,7 @@ impl<'a> Bytes<'a> {
             return Err(Malformed("more partitions of the SMs than a core has"));
         }
         let reserve_sms = (0..count).map(|_| self.u32()).collect::<Result<_>>()?;
-        Ok(Base { sharing, reserve_sms, sm_count: self.u32()? })
+        Ok(Base { sharing, reserve_sms })
     }
 
     fn sharing(&mut self) -> Result<SharingMode> {
@@ -426,7 +426,7 @@ pub fn record(bytes: &[u8]) -> Result<Record> {
             if subscribed.bits() != bits {
                 return Err(Malformed("an unknown subscription"));
             }
-            Record::Begin { how, lost, subscribed }
+            Record::Begin { how, lost, subscribed, sm_count: b.u32()? }
         }
         kind::START => Record::Start(b.commands()?),
         kind::DECIDE => Record::Decide { launch: b.launch()?, answer: b.answer(Bytes::decision)? },

@@ -159,7 +159,7 @@ impl<'a> Player<'a> {
         match record {
             Record::Policy(about) => self.about = about.clone(),
             Record::Base(_) => self.policy = None,
-            Record::Begin { how, lost, subscribed } => {
+            Record::Begin { how, lost, subscribed, .. } => {
                 self.policy = None;
                 self.heard = *subscribed;
                 self.parts.lost += lost;

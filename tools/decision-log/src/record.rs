@@ -137,8 +137,6 @@ pub struct Base {
     pub sharing: SharingMode,
     /// SMs that each partition leaves free.
     pub reserve_sms: Vec<u32>,
-    /// SMs of the GPU, as of the latest decision; 0 before. Later decisions say it themselves.
-    pub sm_count: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -174,6 +172,8 @@ pub enum Record {
         lost: u64,
         /// What the active policy has subscribed to.
         subscribed: Subscriptions,
+        /// SMs of the GPU, as of the latest decision; 0 before any. Later decisions say it themselves.
+        sm_count: u32,
     },
     /// The policy became active, with the commands of its `init`.
     Start(Vec<Command>),

@@ -240,7 +240,7 @@ impl Tap {
         let mut moved = false;
         if !begun {
             scratch.clear();
-            frame(scratch, |e| e.base(world.sharing, &world.reserve_sms, world.sm_count));
+            frame(scratch, |e| e.base(world.sharing, &world.reserve_sms));
             begun = self.put(scratch);
             moved |= begun;
         }
@@ -280,7 +280,7 @@ impl Tap {
             known(scratch, view.info.id, Known::introduced(view), Known::of(view));
         }
         let lost = self.lost;
-        frame(scratch, |e| e.begin(how, lost, sub));
+        frame(scratch, |e| e.begin(how, lost, sub, world.sm_count));
         if !self.put(scratch) {
             if scratch.len() > self.ring.buffer().capacity() {
                 self.counts.too_small.store(true, Relaxed);

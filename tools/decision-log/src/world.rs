@@ -20,10 +20,10 @@ pub fn apply(context: &mut Context, record: &Record) -> Result<(), Contradiction
             *world = World {
                 sharing: base.sharing,
                 reserve_sms: base.reserve_sms.clone(),
-                sm_count: base.sm_count,
                 ..World::default()
             };
         }
+        Record::Begin { sm_count, .. } => world.sm_count = *sm_count,
         Record::Decide { launch, .. } => world.sm_count = launch.sm_count,
         Record::Kernel { id, key } => {
             let is_new = world.profiles.adopt_key(*id, key.clone()).then_some(());

@@ -262,13 +262,13 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(name, image, grid, block)| KernelKey { name, image, grid, block });
     prop_oneof![
         about().prop_map(Record::Policy),
-        (any::<bool>(), prop::collection::vec(any::<u32>(), 0..=16), any::<u32>()).prop_map(
-            |(is_time_sliced, reserve_sms, sm_count)| {
+        (any::<bool>(), prop::collection::vec(any::<u32>(), 0..=16)).prop_map(
+            |(is_time_sliced, reserve_sms)| {
                 let sharing = match is_time_sliced {
                     true => SharingMode::TimeSliced,
                     false => SharingMode::Concurrent,
                 };
-                Record::Base(Base { sharing, reserve_sms, sm_count })
+                Record::Base(Base { sharing, reserve_sms })
             }
         ),
         (any::<u32>(), key).prop_map(|(id, key)| Record::Kernel { id, key }),
@@ -277,10 +277,8 @@ fn record() -> impl Strategy<Value = Record> {
         (any::<u32>(), usage()).prop_map(|(id, usage)| Record::Usage { id, usage }),
         (any::<u32>(), service()).prop_map(|(id, view)| Record::Service { id, view }),
         any::<u32>().prop_map(Record::Gone),
-        (how, any::<u64>(), any::<u8>()).prop_map(|(how, lost, bits)| Record::Begin {
-            how,
-            lost,
-            subscribed: Subscriptions::of_bits(bits)
+        (how, any::<u64>(), any::<u8>(), any::<u32>()).prop_map(|(how, lost, bits, sm_count)| {
+            Record::Begin { how, lost, sm_count, subscribed: Subscriptions::of_bits(bits) }
         }),
         prop::collection::vec(command(), 0..5).prop_map(Record::Start),
         (launch(), answer(decision()))

@@ -48,7 +48,7 @@ fn log(how: Begin, holds: &[u64]) -> Vec<Record> {
     let mut all = vec![
         Record::Policy(About::default()),
         Record::Base(Base::default()),
-        Record::Begin { how, lost: 0, subscribed: Subscriptions::NONE },
+        Record::Begin { how, lost: 0, subscribed: Subscriptions::NONE, sm_count: 0 },
     ];
     if how == Begin::PolicyStart {
         all.push(Record::Start(Vec::new()));

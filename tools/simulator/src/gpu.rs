@@ -182,8 +182,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model, sms: u32) -> Work {
             Work { total_ns, tail_ns: wave_ns, quantum_ns: part_ns, room, more_launches, ..whole }
         }
         Decision::SmLimited(n) => {
-            let partitions = widths::partitions(SMS, &RESERVE_SMS);
-            let sms = widths::partition_of(&partitions, n).unwrap_or(n).min(sms);
+            let sms = widths::partition_of(SMS, &RESERVE_SMS, n).unwrap_or(n).min(sms);
             let (capacity, waves, run_ns) = on(sms);
             Work {
                 total_ns: run_ns + HOP_NS,

@@ -21,7 +21,10 @@ use crate::policy::{
     Policy, forms_offered, launch_state,
 };
 use crate::profile::{Profiles, Transformation};
-use tally_contract::limits::{HOLD_NS_MIN, TIMERS_MAX};
+use tally_contract::limits::{HOLD_NS_MIN, SMS_MAX, TIMERS_MAX};
+
+/// Of a kernel so many launches are measured whole before a width limits it.
+const WHOLE_FIRST: u64 = 3;
 
 /// How long a launch that can yield is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
@@ -195,7 +198,10 @@ impl<P: Policy> Engine<P> {
             }
             return false;
         }
-        let width_sms = c.width_sms;
+        // What it takes whole is to be known first, and one launch may include loading.
+        let profile = s.kernel.and_then(|kernel| self.context.world.profiles.get(kernel));
+        let is_known = profile.is_some_and(|profile| profile.count >= WHOLE_FIRST);
+        let width_sms = if is_known { c.width_sms } else { 0 };
         self.answer(now_ns, id, decision, width_sms, predicted_ns, out);
         true
     }
@@ -413,6 +419,11 @@ impl<P: Policy> Engine<P> {
                     if let Some(c) = self.clients.get_mut(client)
                         && c.info.class == Class::BestEffort
                     {
+                        // A leased launch has the same number as one that is asked about.
+                        let sms = match sms {
+                            0 => 0,
+                            sms => self.config.partition_of(sms).unwrap_or(sms).min(SMS_MAX),
+                        };
                         set_width(client, c, sms, out);
                     }
                 }

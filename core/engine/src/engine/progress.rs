@@ -117,6 +117,11 @@ impl<P: Policy> Engine<P> {
                     share_ns.min(predicted.saturating_mul(2))
                 }
                 (Some(took_ns), predicted) => took_ns.min(predicted.saturating_mul(64)),
+                (None, predicted) if f.form == Form::SmLimited && f.argument > 0 => {
+                    // It takes longer on fewer SMs.
+                    let sms = u64::from(self.config.sm_count.max(f.argument));
+                    share_ns.min(predicted.saturating_mul(sms) / u64::from(f.argument))
+                }
                 (None, predicted) => share_ns.min(predicted),
             };
             c.stats.completed += 1;

@@ -8,9 +8,9 @@ use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
-use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREPARE};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREPARE, LEASED};
 use tally_ipc::layout::transform_state;
-use tally_ipc::ring::Answer;
+use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 use tally_rewriter::TransformRefusal;
 
@@ -93,6 +93,70 @@ fn a_kernel_that_reads_its_sm_is_never_limited() {
             for (_, name) in READS {
                 assert!(!is_offered(core, name), "{name}");
             }
+        },
+    );
+}
+
+#[test]
+fn leased_launches_have_the_clients_width_once_their_kernel_was_limited() {
+    const LEASED_ALL: u64 = 1_000_000;
+    both(
+        leased_launches_have_the_clients_width_once_their_kernel_was_limited,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            device.warm_up();
+            let (crowd, few) = (crowd(device), SMS.min(4));
+            let (cells, few_cells) = (device.cells(crowd), device.cells(few));
+            let mut ks = Vec::new();
+            for question in ["offered?", "undecided?", "limited?", "leased?", "whole?"] {
+                while ask(question) == "no" {
+                    ks.push(ks.len() as u32);
+                    device.step(&cells, [crowd, 1, 1], null_mut(), ks[ks.len() - 1], 0);
+                    device.step(&few_cells, [few, 1, 1], null_mut(), ks[ks.len() - 1], 0);
+                    device.sync(null_mut());
+                }
+            }
+            device.check_steps(&cells, &ks);
+            device.check_steps(&few_cells, &ks);
+        },
+        |core| {
+            core.warm_up("step");
+            let ten_times = |core: &mut Governor, question: &str| {
+                let before = (core.requests("step").len(), core.counters().sm_limited.load(SeqCst));
+                for round in 0..=10 {
+                    core.expect(question);
+                    core.say(if round < 10 { "no" } else { "yes" });
+                }
+                let limited = core.counters().sm_limited.load(SeqCst) - before.1;
+                (core.requests("step").split_off(before.0), limited)
+            };
+            let asked_for = |requests: &[(Request, Answer)]| {
+                let leased = requests.iter().filter(|(request, _)| request.flags & LEASED != 0);
+                let sms: Vec<u32> = leased.map(|(request, _)| request.limited_sms).collect();
+                (sms.len(), sms.iter().filter(|sms| **sms == 1).count())
+            };
+            for round in 0.. {
+                assert!(round < 10_000, "it is never offered");
+                core.expect("offered?");
+                let is = is_offered(core, "step");
+                core.say(if is { "yes" } else { "no" });
+                if is {
+                    break;
+                }
+            }
+            core.lease(LEASED_ALL, 1);
+            let (requests, limited) = ten_times(core, "undecided?");
+            assert_eq!((asked_for(&requests), limited), ((20, 0), 0), "the core may know why not");
+            core.lease(0, 1);
+            until_limited(core, "limited?");
+            core.lease(LEASED_ALL, 1);
+            let (requests, limited) = ten_times(core, "leased?");
+            assert_eq!((asked_for(&requests), limited), ((20, 10), 10), "but for those that fit");
+            core.lease(LEASED_ALL, 0);
+            let (requests, limited) = ten_times(core, "whole?");
+            assert_eq!((asked_for(&requests), limited), ((20, 0), 0));
+            core.ends(0);
         },
     );
 }

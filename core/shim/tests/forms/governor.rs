@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED};
 use tally_ipc::layout::{Counters, transform_state};
 use tally_ipc::ring::{self, Answer, Polled, Request};
 use tally_ipc::wait::{change, now_ns, wake};
@@ -132,6 +132,13 @@ impl Governor {
     /// Grants all launches: the client is ungated.
     pub fn grant_all(&self) {
         self.shared.client.ungated();
+    }
+
+    /// Lets so many further launches start unasked, on at most `sms` SMs unless that is 0. The program launches nothing now.
+    pub fn lease(&self, launches: u64, sms: u32) {
+        let Client { region, core, .. } = &self.shared.client;
+        core.granted.width_sms.store(sms, SeqCst);
+        ring::grant(core, region.activity.next_ticket.load(SeqCst) + launches);
     }
 
     /// Whether the client's streams are all idle, as far as the core is told.
@@ -341,6 +348,9 @@ fn run(shared: &Shared, mut next: u64) {
         shared.seen.lock().unwrap().push((name, request, answer));
         ring::consume(core, next);
         next += 1;
+        if request.flags & LEASED != 0 {
+            continue;
+        }
         if answer == Answer::Whole {
             ring::grant(core, next);
         } else {

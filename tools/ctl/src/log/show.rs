@@ -233,7 +233,7 @@ fn value(record: &Record, context: &Context) -> Value {
         }}),
         Record::Base(base) => json!({"base": {
             "time_sliced": base.sharing == SharingMode::TimeSliced,
-            "reserve_sms": base.reserve_sms, "sm_count": base.sm_count,
+            "reserve_sms": base.reserve_sms,
         }}),
         Record::Kernel { id, key } => json!({"kernel": {
             "id": id, "name": key.name, "image": format!("{:032x}", key.image), "grid": key.grid, "block": key.block,
@@ -275,9 +275,9 @@ fn value(record: &Record, context: &Context) -> Value {
             })),
         }}),
         Record::Gone(id) => json!({"gone": id}),
-        Record::Begin { how, lost, subscribed } => json!({"begin": {
+        Record::Begin { how, lost, subscribed, sm_count } => json!({"begin": {
             "how": begin(*how), "exact": *how == Begin::PolicyStart, "lost": lost,
-            "subscribed": subscribed.names(),
+            "subscribed": subscribed.names(), "sm_count": sm_count,
         }}),
         Record::Start(list) => json!({"start": {"commands": commands(list)}}),
         Record::Decide { launch: l, answer } => json!({"decide": {

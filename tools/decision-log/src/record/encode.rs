@@ -60,7 +60,7 @@ impl Encoder<'_> {
         }
     }
 
-    pub fn base(&mut self, sharing: SharingMode, reserve_sms: &[u32], sm_count: u32) {
+    pub fn base(&mut self, sharing: SharingMode, reserve_sms: &[u32]) {
         self.u8(kind::BASE);
         self.u8(match sharing {
             SharingMode::Concurrent => 0,
@@ -68,7 +68,6 @@ impl Encoder<'_> {
         });
         self.u32(reserve_sms.len() as u32);
         reserve_sms.iter().for_each(|sms| self.u32(*sms));
-        self.u32(sm_count);
     }
 
     pub fn kernel(&mut self, id: KernelId, key: &KernelKey) {
@@ -205,7 +204,7 @@ impl Encoder<'_> {
         self.u32(id);
     }
 
-    pub fn begin(&mut self, how: Begin, lost: u64, subscribed: Subscriptions) {
+    pub fn begin(&mut self, how: Begin, lost: u64, subscribed: Subscriptions, sm_count: u32) {
         self.u8(kind::BEGIN);
         self.u8(match how {
             Begin::PolicyStart => 0,
@@ -215,6 +214,7 @@ impl Encoder<'_> {
         });
         self.u64(lost);
         self.u8(subscribed.bits());
+        self.u32(sm_count);
     }
 
     pub fn start(&mut self, commands: &[Command]) {
@@ -414,14 +414,16 @@ impl Encoder<'_> {
     pub fn record(&mut self, record: &Record) {
         match record {
             Record::Policy(about) => self.policy(about),
-            Record::Base(b) => self.base(b.sharing, &b.reserve_sms, b.sm_count),
+            Record::Base(b) => self.base(b.sharing, &b.reserve_sms),
             Record::Kernel { id, key } => self.kernel(*id, key),
             Record::Profile { id, view } => self.view(*id, view),
             Record::Client(info) => self.connected(info),
             Record::Usage { id, usage } => self.usage(*id, usage),
             Record::Service { id, view } => self.service(*id, view),
             Record::Gone(id) => self.gone(*id),
-            Record::Begin { how, lost, subscribed } => self.begin(*how, *lost, *subscribed),
+            Record::Begin { how, lost, subscribed, sm_count } => {
+                self.begin(*how, *lost, *subscribed, *sm_count);
+            }
             Record::Start(commands) => self.start(commands),
             Record::Decide { launch, answer } => {
                 self.decide(launch, borrowed(&answer.outcome), &answer.commands);

@@ -57,7 +57,8 @@ impl<P: Policy + Described> Recorded<P> {
         inner.scratch.clear();
         let (about, subscribed, scratch) = (&inner.about, inner.subscribed, &mut inner.scratch);
         frame(scratch, |e| e.policy(about));
-        frame(scratch, |e| e.begin(Begin::PolicyStart, 0, subscribed));
+        let sm_count = context.world.sm_count;
+        frame(scratch, |e| e.begin(Begin::PolicyStart, 0, subscribed, sm_count));
         frame(scratch, |e| e.start(commands));
         inner.log(3);
     }
