@@ -47,7 +47,12 @@ fn submit(e: &mut Engine, now_ns: u64, submission: Submission) -> Vec<Action> {
 }
 
 fn limited(ticket: u64, sms: u32) -> Action {
-    Action::Decide { client: LOW, ticket, decision: Decision::SmLimited(sms), predicted_ns: 100_000 }
+    Action::Decide {
+        client: LOW,
+        ticket,
+        decision: Decision::SmLimited(sms),
+        predicted_ns: 100_000,
+    }
 }
 
 #[test]

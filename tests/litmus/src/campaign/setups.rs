@@ -89,7 +89,7 @@ pub const ALL: [Setup; 14] = {
     const PREEMPTED: &[&str] = &["preemptible", "yields"];
     const PARTS: &[&str] = &["sliced", "graph_chained", "yields"];
     const LIMITED: &[&str] = &["sm_limited"];
-    const WIDTHS: &str = "form = 6\nlease = 3\ntoggle_us = 1500\nseed = SEED\n";
+    const WIDTHS: &str = "form = 6\nlease = 1\ntoggle_us = 1500\nseed = SEED\n";
     const NOTHING: &[&str] = &[];
     const WIDE_AWAKE: &str = "reserve_sms = 8\nexplore_permille = 300\nreview_launches = 32\n";
     [
@@ -101,7 +101,7 @@ pub const ALL: [Setup; 14] = {
         setup("preemptible", RANDOM_FORMS, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort, PREEMPTED),
         setup("sliced", RANDOM_FORMS, SLICED, AtOnce, NO_WIDTH, 8, BestEffort, PARTS),
         setup("narrow", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort, LIMITED),
-        setup("widths", RANDOM_FORMS, WIDTHS, AtOnce, FINE, 8, BestEffort, LIMITED),
+        setup("widths", RANDOM_FORMS, WIDTHS, AtOnce, FINE, 8, BestEffort, NOTHING),
         setup("tally-high", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, High, NOTHING),
         setup("random-timeslice", RANDOM_FORMS, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort, FORMS),
         setup("fifo-timeslice", FIFO, "", TimeSlice, NO_WIDTH, 8, BestEffort, NOTHING),

@@ -104,6 +104,13 @@ impl RandomForms {
             // What can be limited to some of the SMs must have been looked at.
             Forms::SmLimited if launch.can_prepare() => Decision::Preemptible,
             Forms::Width if launch.can_prepare() && !launch.can_limit() => Decision::Preemptible,
+            // Decided as well: a width limits no kernel before it was measured, and short programs measure few.
+            Forms::Width if launch.can_limit() && !self.next().is_multiple_of(4) => {
+                match self.any_width() {
+                    0 => Decision::Run(self.lease),
+                    sms => Decision::SmLimited(sms),
+                }
+            }
             Forms::Width => Decision::Run(self.lease),
             _ => Decision::Run(0),
         }
