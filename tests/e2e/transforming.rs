@@ -71,7 +71,7 @@ fn all_forms_mixed_compute_the_same() -> Result<()> {
 
 #[test]
 fn two_hundred_changes_of_width_compute_the_same() -> Result<()> {
-    let config = "form = 6\nlease = 3\ntoggle_us = 300\nseed = 10\n";
+    let config = "form = 6\nlease = 9\ntoggle_us = 300\nseed = 10\n";
     let mut figures = serde_json::Value::Null;
     for steps in STEPS {
         figures = trained(config, "[sm_limits]\nreserve_sms = [1]\n", steps)?;
