@@ -204,3 +204,12 @@ fn a_limited_launch_that_nobody_timed_is_charged_for_what_it_takes_there() {
     });
     assert_eq!(done, Some(100_000 * 132 / 112), "and not for the time until that was seen");
 }
+
+#[test]
+fn beside_others_a_kernel_needs_one_measured_launch() {
+    let (mut e, _) = engine(&[], &[set(LOW, 120)]);
+    let kernel = e.intern(&key("k"));
+    e.world_mut().profiles.record_contended(kernel.unwrap(), 100_000);
+    let out = submit(&mut e, 1, limitable(0, kernel));
+    assert!(out.contains(&limited(0, 112)), "{out:?}");
+}

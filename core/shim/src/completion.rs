@@ -291,8 +291,7 @@ fn give_back(context: usize, event: usize) {
 }
 
 /// Ask for a slot's events, oldest first, and tell the core of what is done. By the poller, which goes into
-/// their contexts, or by the thread that launches in the slot's stream. At what pace
-/// it is to be looked at again is the answer's.
+/// their contexts, or by the thread that launches in the slot's stream. `pace` bounds when they are looked at again.
 pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: Pace) -> Found {
     let (slot, track) = (&SLOTS[index & 63], &TRACKS[index & 63]);
     let Some(query) = driver().event_query else { return Found::Nothing };
