@@ -504,8 +504,8 @@ def render(folder):
         ),
         "",
         (
-            "Sections, and pairs' rows with other policy settings or `fifo`, of commits before `3ff10f4` are of builds before launches were "
-            "reported by events and kernels identified by digests."
+            "What is of a commit before `3ff10f4` was measured with an older build, in which launches were not reported by events and kernels were "
+            "not identified by digests."
         ),
         "",
     ]

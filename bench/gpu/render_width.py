@@ -1,9 +1,9 @@
-"""The section of `docs/results.md` on what a standing width costs."""
+"""The section of `docs/results.md` on what a width costs."""
 
 
 def lines(content, table, made_with):
     """The section's lines."""
-    text = ["## A standing width", ""]
+    text = ["## What a width costs", ""]
     text += made_with(content["machine"], "width")
     text += ["Trainings alone in `mps`: every launch that can be on some of the SMs is. *Put off*: `sm_limits.put_off_joins`. *Leased*: with a width (`widths.set`) and 16 leased launches behind each that is decided. *Over all SMs*: of the speed with all launches whole.", ""]
     base = {row["job"]: row["steps_per_s"] for row in content["rows"] if row["sms"] is None}

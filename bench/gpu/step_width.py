@@ -1,9 +1,9 @@
-"""What a standing width costs a training alone: its speed with every launch that can be on some of the SMs.
+"""What a width costs a training alone: its speed with every launch that can be on some of the SMs.
 
 For each training and width one core in `mps` with the training as its only client, under the policy `random-forms` with
 one form: launches that are offered it run on so many SMs. The first run only has kernels' forms made. The base is the
 same under `fifo`, where all launches run whole. With `put_off_joins` and without. Counted: launches on some of the SMs,
-and those directly behind another one, with no event between them. At last with a standing width (`widths.set`) and most
+and those directly behind another one, with no event between them. At last with a width (`widths.set`) and most
 launches leased.
 """
 

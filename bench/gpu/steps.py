@@ -4,7 +4,8 @@
 steps.py           prints a line a step: its name, its limit in seconds, and `usual` or `named`
 steps.py --write   brings the tables of README.md up to date
 
-A new step needs a row here, `step_NAME.py`, and a section in `render.py` for each of its results. Standard library only.
+A new step needs a row here, `step_NAME.py` that ends with `step_main("NAME", ...)`, and a section in `render.py` for each
+of its results; then run `steps.py --write` and `python3 -m unittest test_suite`. Standard library only.
 """
 
 import pathlib
@@ -46,7 +47,7 @@ STEPS = (
     ),
     Step("overhead", 300, "116", "what the shim costs a program alone", ("overhead.json",), is_usual=True),
     Step(
-        "pairs", 540, "495 for two pairs", "an inference beside a training in nine modes, for six pairs",
+        "pairs", 540, "495 for two pairs", "an inference beside a training, mode by mode",
         ("pairs.json",), is_usual=True,
     ),
     Step("demo", 200, "95", "the demo of the bundle", is_usual=True),
@@ -67,7 +68,7 @@ STEPS = (
     Step("several", 240, "83", "two trainings at once in `timeslice`", ("several.json",)),
     Step("shares", 300, "120", "weights and floors of trainings, in both sharing modes", ("shares.json",)),
     Step("shim", 300, "12", "the shim's own tests on a GPU", ("shim.json",)),
-    Step("width", 900, "380 for two trainings", "what a standing width costs a training", ("width.json",)),
+    Step("width", 900, "380 for two trainings", "what a width costs a training", ("width.json",)),
     Step("speeds", 300, "188", "what makes a GPU's context slow and fast", ("speeds.json", "speeds-vendor.json")),
     Step("units", 200, "60", "requests as the core counts and times them, against the program's own", ("units.json",)),
     Step("waits", 200, "78", "which driver calls wait for other streams", ("waits.json",)),

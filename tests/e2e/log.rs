@@ -31,15 +31,18 @@ fn count(v: &Value, at: &str) -> u64 {
     v.pointer(at).and_then(Value::as_u64).unwrap_or(u64::MAX)
 }
 
-/// An inference and a training, to their ends.
+/// An inference and a training, to their ends. Another high-priority client is connected all the while, for alone the
+/// training would launch under a lease, by which nothing is decided.
 fn two_programs(scene: &Scene) -> Result<()> {
+    let high = Probe::start(scene, Class::High, "high")?;
     let trainer = scene.governed(Class::BestEffort, "train", &jobs::training(scene, STEPS)?)?;
     let mut trainer = scene.start("training", trainer)?;
     let server = scene.governed(Class::High, "serve", &jobs::inference(scene, REQUESTS)?)?;
     let mut server = scene.start("inference", server)?;
     jobs::all_answered(&mut server, REQUESTS)?;
     ensure!(trainer.finish(JOB_MAX)?["checksum"].is_string() || trainer.poll()?.is_some());
-    wait_until("waiting for both to be gone", ANSWER_MAX, || {
+    high.quit()?;
+    wait_until("waiting for all to be gone", ANSWER_MAX, || {
         Ok(scene.status()?.clients()?.is_empty().then_some(()))
     })
 }

@@ -103,11 +103,11 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// What each partition leaves free, where launches are limited to some of the SMs.
-fn reserves(config: &Config, sharing: policy::SharingMode) -> [u32; RESERVES_MAX] {
+fn reserves(config: &Config, sharing: &SharingMode) -> [u32; RESERVES_MAX] {
     let mut reserves = [0; RESERVES_MAX];
     // A program that finds fewer SMs cannot split them.
-    let finds_all = config.sharing.mps.best_effort_percent == 100;
-    if sharing == policy::SharingMode::Concurrent && finds_all {
+    let finds_all = !sharing.is_mps() || config.sharing.mps.best_effort_percent == 100;
+    if sharing.sharing() == policy::SharingMode::Concurrent && finds_all {
         let all = &config.sm_limits.reserve_sms;
         reserves.iter_mut().zip(all).for_each(|(to, from)| *to = *from);
     }
@@ -133,7 +133,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let folders = (socket::folder(&path), socket::folder(&admin_path));
     let sharing = SharingMode::establish(&config.sharing, folders.0, folders.1).await?;
     settings.engine.sharing = sharing.sharing();
-    settings.engine.reserve_sms = reserves(&config, settings.engine.sharing);
+    settings.engine.reserve_sms = reserves(&config, &sharing);
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();
     let lab = crate::ab::lab::Lab::open(&config, &path);

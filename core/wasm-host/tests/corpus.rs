@@ -1,4 +1,4 @@
-//! Components built against a released contract load and decide unchanged, as the
+//! Components built against an earlier state of the contract load and decide unchanged, as the
 //! contract promises. `tests/policies/corpus` keeps one of each; they are never built
 //! again.
 

@@ -41,7 +41,7 @@
 //! | [`tally_forms`] | `concurrent`: the form of each launch; a crate, for `slo-herald` needs it too |
 //! | [`tally_fairness`] | not of the paper: which of several best-effort clients launches, and floors; a crate, too |
 //!
-//! `docs/policies.md` says where this differs from the paper, and why.
+//! `docs/policy-settings.md` says where this differs from the paper, and why.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
 mod settings;

@@ -141,7 +141,7 @@ impl Policy for TpotFirst {
             steps: 0,
             counters: Counters::new(COUNTERS),
             strict: Gauge::new("services_served_strictly"),
-            width_gauge: Gauge::new("width_sms"),
+            width_gauge: Gauge::new("sms_beside_steps"),
             p95_gauge: Gauge::new("step_p95_permille"),
         })
     }

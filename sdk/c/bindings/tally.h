@@ -168,8 +168,7 @@ typedef struct tally_policy_services_tokens_t {
 
 // What a unit did on the GPU: the latest profiled one. Where the core's `client.profile_units` is on, the first two
 // units of a client are profiled, and then one in 128.
-// Such a unit goes from the first launch that no earlier wait covers to the return of the call that waits for it, also
-// where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
+// Such a unit begins and ends by launches and waits, as one that is not marked, also where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
 // no profile.
 typedef struct tally_policy_services_unit_profile_t {
   // How many units were profiled, this one included.
@@ -424,8 +423,8 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 } exports_tally_policy_scheduler_decision_t;
 
 // Run it whole, or on the client's width (`widths.set`). The number is a lease: so many further launches of this
-// client start without being asked about, until they are used up or `control.revoke-lease` ends them. 0: just this
-// one.
+// client start without being asked about, until they are used up, `control.revoke-lease` ends them, or another
+// instance of a policy takes over. 0: just this one.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_RUN 0
 // Not now, and none of the client's launches behind it. Offered again after so many nanoseconds, but at least 1 us
 // (at most `engine.hold_ms_max`, 1 s by default), and earlier whenever high-priority activity starts or ends, a
@@ -532,8 +531,9 @@ extern void tally_policy_widths_all(tally_list_u32_t *ret);
 // Give a best-effort client a width: each of its launches that is decided `run` is as if decided `sm-limited` with so
 // many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch was
 // decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at first: no
-// width. Other decisions are as they are, and so is what cannot be limited. A change costs launches nothing but that
-// the next one waits for those before it in its stream.
+// width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches are measured
+// on all SMs first, or one if that was beside other clients' work. A change costs launches nothing but that the next
+// one waits for those before it in its stream.
 extern void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms);
 
 // Imported Functions from `tally:policy/timers@0.1.0`

@@ -1,4 +1,4 @@
-//! Components of every release since the first: they must load, and behave as they did
+//! Components kept of each contract version: they must load, and behave as they did
 //! (`tests/policies/corpus/README.md`).
 
 use std::path::{Path, PathBuf};

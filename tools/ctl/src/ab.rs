@@ -129,7 +129,7 @@ pub struct StartArgs {
     /// Seed of the random order. Default: another one each time.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// The result is wrong at most this often.
+    /// If the policies do not differ, the test says that they do at most this often.
     #[arg(long, value_name = "P", value_parser = probability, default_value = "0.05")]
     alpha: f64,
     /// Decide nothing before this many blocks.
