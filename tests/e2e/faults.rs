@@ -17,5 +17,6 @@ fn no_launch_is_lost_doubled_or_wrong_whatever_fails() -> Result<()> {
     Means::of_this_machine().left_out().iter().for_each(|what| println!("not run: {what}"));
     ensure!(outcome.total() == FAULTS as u64, "{} of {FAULTS} faults", outcome.total());
     ensure!(outcome.checks > 0 && outcome.launches > 0 && outcome.decided > 0, "{outcome:?}");
+    ensure!(outcome.width_changes > 0 && outcome.sm_limited > 0, "{outcome:?}");
     Ok(())
 }

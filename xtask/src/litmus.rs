@@ -19,8 +19,8 @@ pub const TEST: &[&str] = &[
 /// What `cargo xtask test` runs: the setups that use most forms.
 pub const SHORT: &[&str] = &[
     "--named",
-    "--programs=400",
-    "--pairs=800",
+    "--programs=240",
+    "--pairs=480",
     "--setup=random",
     "--minutes=4",
     "--limit=20",

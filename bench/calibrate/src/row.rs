@@ -1,11 +1,11 @@
 //! A measured pair, and the same simulated.
 
 use crate::arrivals::poisson;
-use crate::table::with;
+use crate::table::{at, with};
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 use serde_json::Value;
-use tally_engine::policy::Policy;
+use tally_engine::policy::{Objective, Policy};
 use tally_simulator::trace::Alone;
 use tally_simulator::{
     Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, simulate,
@@ -24,6 +24,8 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("resnet50-b128-train", "resnet50_train_b128"),
     ("resnet50-train", "resnet50_train_b64"),
 ];
+/// Around the share of the threads of MPS, in a row's mode.
+const PERCENT: [&str; 2] = [", training on ", " %"];
 /// Seed of the arrivals in `bench/gpu/step_pairs.py`.
 const SEED: u32 = 7;
 /// An inference alone may take so much longer in a row's mode than it did at first, and under MPS, where
@@ -38,6 +40,12 @@ const DRAWS: u64 = 5;
 /// does not say: as `bench/gpu/step_pairs.py` has it.
 const ALONE_SECONDS: f64 = 3.0;
 
+/// Both programs work so long before a row with an objective is measured, in which the policy learns it: as
+/// `bench/gpu/step_frontier.py` has it. Simulated in one with what is measured.
+const LEARN_SECONDS: f64 = 12.0;
+/// Share of requests, percent, that must keep an objective.
+const PERCENTILE: f64 = 99.0;
+
 /// A row of measurements that can be simulated.
 pub struct Measured<'a> {
     row: &'a Value,
@@ -48,6 +56,8 @@ pub struct Measured<'a> {
     share: f64,
     own: Option<Own>,
     load: f64,
+    /// The inference's objective over its p99 alone.
+    objective: Option<f64>,
 }
 
 /// What the row's very training made alone in the row's mode: beside an inference that was
@@ -67,6 +77,8 @@ pub struct Compared {
     pub hp: String,
     pub be: String,
     pub mode: String,
+    /// The inference's objective over its p99 alone.
+    pub objective: Option<f64>,
     /// What it was measured with, unless that was the policy's defaults.
     pub policy_config: Option<String>,
     pub vendor_rewrite: bool,
@@ -120,22 +132,32 @@ fn known(name: &str) -> Option<&'static str> {
 
 impl<'a> Measured<'a> {
     pub fn of(row: &'a Value, setup: &Setup) -> Option<Self> {
-        let (sharing, scheduled) = match (text(row, "mode"), text(row, "policy")) {
-            ("time-slicing", _) => (SharingMode::Timeslice, false),
-            ("mps", _) => (SharingMode::Mps, false),
-            ("tally-timeslice", "tally-priority") => (SharingMode::Timeslice, true),
-            ("tally-mps", "tally-priority") => (SharingMode::Mps, true),
+        let (mode, percent) = match text(row, "mode").split_once(PERCENT[0]) {
+            Some((mode, rest)) => (mode, rest.strip_suffix(PERCENT[1])?.parse().ok()?),
+            None => (text(row, "mode"), setup.model.best_effort_percent),
+        };
+        let objective = number(row, "slo_over_p99");
+        let (sharing, scheduled) = match (mode, text(row, "policy"), objective) {
+            ("time-slicing", _, None) => (SharingMode::Timeslice, false),
+            ("mps", _, None) => (SharingMode::Mps, false),
+            ("tally-timeslice", "tally-priority", None) => (SharingMode::Timeslice, true),
+            ("tally-mps", "tally-priority", None) => (SharingMode::Mps, true),
+            // Other policies learn nothing of objectives: their rows repeat one window.
+            ("tally-mps", "slo-herald", Some(_)) => (SharingMode::Mps, true),
             _ => return None,
         };
+        let model = Model { best_effort_percent: percent, ..setup.model };
         let (high, low) = (known(text(row, "hp"))?, known(text(row, "be"))?);
-        let transformable = match (is_vendor(row), row.get("transformed")) {
-            (true, _) => Transformable::All,
-            (false, Some(_)) => Transformable::Open,
-            // Of a time when nothing was transformed.
-            (false, None) => Transformable::None,
-        };
+        let transformable =
+            match (is_vendor(row), row.get("transformed").or(row.get("slo_over_p99"))) {
+                (true, _) => Transformable::All,
+                (false, Some(_)) => Transformable::Open,
+                // Of a time when nothing was transformed.
+                (false, None) => Transformable::None,
+            };
         let graph = text(row, "hp").ends_with("graph");
-        let seconds = number(row, "seconds").unwrap_or(setup.seconds);
+        let learn_seconds = objective.map_or(0.0, |_| LEARN_SECONDS);
+        let seconds = number(row, "seconds").unwrap_or(setup.seconds) + learn_seconds;
         let own = Own::of(row);
         // It has its transformed forms and the policy knows its kernels by the first request.
         let warm_up_seconds = own.map(|own| 2.0 * own.seconds).or(setup.warm_up_seconds);
@@ -148,12 +170,16 @@ impl<'a> Measured<'a> {
             seconds,
             overrun_seconds,
             warm_up_seconds,
+            model,
             ..*setup
         };
-        let p99 = number(row, "p99_over_beside_idle").or(number(row, "p99_over_solo"))?;
+        let p99 = number(row, "p99_over_beside_idle")
+            .or(number(row, "p99_over_solo"))
+            .or_else(|| Some(number(row, "p99_ms")? / number(row, "solo_p99_ms")?))?;
         let share = number(row, "be_share")?;
         let load = number(row, "load").unwrap_or(0.5);
-        Some(Measured { row, traces: [high, low], setup, scheduled, p99, share, own, load })
+        let traces = [high, low];
+        Some(Measured { row, traces, setup, scheduled, p99, share, own, load, objective })
     }
 
     /// Whether the inference alone was not as fast as at first any more: ratios to that say nothing then.
@@ -168,7 +194,8 @@ impl<'a> Measured<'a> {
         let vendor = if is_vendor(self.row) { ", vendor kernels transformed" } else { "" };
         let [hp, be, mode] = ["hp", "be", "mode"].map(|key| text(self.row, key));
         let config = Some(text(self.row, "policy_config")).filter(|config| !config.is_empty());
-        format!("{hp} + {be}, {mode}{vendor}{}", config.map_or(String::new(), with))
+        let objective = self.objective.map_or(String::new(), at);
+        format!("{hp} + {be}, {mode}{vendor}{objective}{}", config.map_or(String::new(), with))
     }
 
     pub fn compare(&self, config: Option<&str>) -> Result<Compared> {
@@ -181,7 +208,8 @@ impl<'a> Measured<'a> {
         let solo_steps_per_s =
             number(row, "be_solo_steps_per_s").unwrap_or_else(|| plain_steps_per_s(&low));
         let own_steps_per_s = self.as_own(&high, &mut low, config)?;
-        let (report, share) = self.simulated(&high, &low, config)?;
+        let slo = self.slo(&high);
+        let (report, share) = self.simulated(&high, &low, slo, config)?;
         let h = &report.high_priority;
         // The report's is of the pace that the training was given.
         let steps_per_s = share * plain_steps_per_s(&low);
@@ -189,6 +217,7 @@ impl<'a> Measured<'a> {
             hp: text(row, "hp").into(),
             be: text(row, "be").into(),
             mode: text(row, "mode").into(),
+            objective: self.objective,
             policy_config: Some(text(row, "policy_config").to_owned()).filter(|c| !c.is_empty()),
             vendor_rewrite: is_vendor(row),
             p99_over_alone: h.service_p99_over_solo,
@@ -208,12 +237,18 @@ impl<'a> Measured<'a> {
     }
 
     /// The run whose p99 is the median of some, and the median of their shares of the training.
-    fn simulated(&self, high: &Trace, low: &Trace, config: Option<&str>) -> Result<(Report, f64)> {
-        // What a graph takes is not drawn.
-        let draws = if self.setup.graph { 1 } else { DRAWS };
+    fn simulated(
+        &self,
+        high: &Trace,
+        low: &Trace,
+        slo: Option<Objective>,
+        config: Option<&str>,
+    ) -> Result<(Report, f64)> {
+        // What a graph takes is not drawn; with an objective most of a run is learning, and one takes long.
+        let draws = if self.setup.graph || slo.is_some() { 1 } else { DRAWS };
         let arrivals = self.arrivals();
         let run = |draw| {
-            let setup = Setup { seed: self.setup.seed.wrapping_add(draw), ..self.setup };
+            let setup = Setup { slo, seed: self.setup.seed.wrapping_add(draw), ..self.setup };
             Ok(simulate(&setup, high, Some(low), &arrivals, self.policy(config)?))
         };
         let mut runs = (0..draws).map(run).collect::<Result<Vec<Report>>>()?;
@@ -224,6 +259,15 @@ impl<'a> Measured<'a> {
         let share = |r: &Report| r.best_effort.as_ref().map_or(0.0, |training| training.share);
         let share = share(&median(share));
         Ok((median(|r| r.high_priority.service_p99_ms), share))
+    }
+
+    /// The row's objective, as many times the simulated p99 alone.
+    fn slo(&self, high: &Trace) -> Option<Objective> {
+        let multiple = self.objective?;
+        let report =
+            simulate(&Setup { seconds: 1.0, ..self.setup }, high, None, &self.arrivals(), None);
+        let slo_ns = (multiple * report.high_priority.solo_p99_ms * 1e6) as u64;
+        Some(Objective { slo_ns, percentile: PERCENTILE })
     }
 
     /// The requests that the row's run served, if it says how fast the inference was alone.

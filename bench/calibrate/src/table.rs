@@ -14,6 +14,11 @@ pub fn with(config: &str) -> String {
     format!(", `{}`", config.lines().collect::<Vec<_>>().join("; "))
 }
 
+/// An objective behind a row's mode.
+pub fn at(multiple: f64) -> String {
+    format!(", objective {multiple}x")
+}
+
 /// The table in Markdown.
 pub fn show(out: &mut impl Write, rows: &[Compared]) -> std::io::Result<()> {
     writeln!(
@@ -32,11 +37,12 @@ pub fn show(out: &mut impl Write, rows: &[Compared]) -> std::io::Result<()> {
         }
         writeln!(
             out,
-            "| {} + {} | {}{}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
+            "| {} + {} | {}{}{}{} | {:.2} | {:.2} | {:+.0} % | {share:.2}{own} | {measured_share:.2}{own} | {:+.0} % |",
             r.hp,
             r.be,
             r.mode,
             if r.vendor_rewrite { ", vendor kernels transformed" } else { "" },
+            r.objective.map_or(String::new(), at),
             r.policy_config.as_deref().map_or(String::new(), with),
             r.p99_over_alone,
             r.measured_p99_over_alone,

@@ -49,6 +49,9 @@ pub struct Outcome {
     pub launches: u64,
     /// Launches that the core's decisions granted, as it counted them at the checks.
     pub decided: u64,
+    /// Changes of clients' widths, and launches that ran on some of the SMs, counted likewise.
+    pub width_changes: u64,
+    pub sm_limited: u64,
     /// Signals that handlers of programs took.
     pub signals: u64,
     /// Policies that took over between faults.
@@ -64,6 +67,8 @@ impl std::ops::AddAssign for Outcome {
         self.rounds += other.rounds;
         self.launches += other.launches;
         self.decided += other.decided;
+        self.width_changes += other.width_changes;
+        self.sm_limited += other.sm_limited;
         self.signals += other.signals;
         self.reloads += other.reloads;
         self.refused += other.refused;
@@ -86,7 +91,7 @@ impl Outcome {
         let _ = writeln!(
             text,
             "{} faults, {} checks, {} policies loaded between them, {} breaches refused\n{} launches in {} rounds: \
-             none lost, none doubled, all bits right; {} decided by cores; {} signals handled",
+             none lost, none doubled, all bits right; {} decided by cores; {} SM-limited; {} changes of widths; {} signals handled",
             self.total(),
             self.checks,
             self.reloads,
@@ -94,6 +99,8 @@ impl Outcome {
             self.launches,
             self.rounds,
             self.decided,
+            self.sm_limited,
+            self.width_changes,
             self.signals
         );
         text

@@ -27,8 +27,11 @@ const RELOAD_EVERY: u64 = 8;
 const TOLD_EVERY: usize = 200;
 /// Times of this shared machine must not matter, and a stopped program is not waited for.
 const CONFIGURATION: &str = "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
-     [policy.strikes]\nstall_ms = 60000\n[engine]\nhigh_stall_ms = 1000\n[profiles]\nsave_every_s = 1\n";
+     [policy.strikes]\nstall_ms = 60000\n[engine]\nhigh_stall_ms = 1000\n[profiles]\nsave_every_s = 1\n\
+     [sm_limits]\nreserve_sms = [1]\n";
 const RANDOM_FORMS: &str = "form = 5\ntoggle_us = 4000\nhold_us = 1500\nseed = 5\n";
+/// Clients have a width, which changes.
+const WIDTHS: &str = "form = 6\nlease = 5\ntoggle_us = 1000\nseed = 6\n";
 
 struct Program {
     process: Process,
@@ -49,9 +52,36 @@ struct World<'a> {
     /// Tricks that the hostile client has not answered yet.
     tricks: u64,
     incarnations: u64,
-    /// Decisions of the present core, when last asked.
-    decided: u64,
+    /// Of the present core, when last asked.
+    counted: Counted,
     outcome: Outcome,
+}
+
+/// What a core has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    decided: u64,
+    width_changes: u64,
+    sm_limited: u64,
+}
+
+impl Counted {
+    fn of(status: &Value) -> Self {
+        let clients = ["clients", "departed"].map(|key| status[key].as_array());
+        let clients = || clients.into_iter().flatten().flatten();
+        let sum = |pointer| clients().filter_map(|client| client.pointer(pointer)?.as_u64()).sum();
+        Counted {
+            decided: status["policy"]["decides"].as_u64().unwrap_or(0),
+            width_changes: sum("/decisions/width_changes"),
+            sm_limited: sum("/transformed/sm_limited"),
+        }
+    }
+
+    fn add_to(self, outcome: &mut Outcome) {
+        outcome.decided += self.decided;
+        outcome.width_changes += self.width_changes;
+        outcome.sm_limited += self.sm_limited;
+    }
 }
 
 /// How to undo a fault.
@@ -87,7 +117,8 @@ pub fn run(
     batches: &[Batch],
     patience: Duration,
 ) -> Result<Outcome> {
-    let scene = Scene::new(artefacts, Device::Software { sms: 1 })?;
+    // Of two there is one to be limited to.
+    let scene = Scene::new(artefacts, Device::Software { sms: 2 })?;
     let mut expected = Vec::new();
     for program in 0..PROGRAMS {
         let mut bare = job(&scene, program)?;
@@ -135,12 +166,9 @@ impl<'a> World<'a> {
         );
         let priority = scene.artefacts().policy("tally-priority")?;
         let other = file("other.toml", "idle_gap_us = 50\n")?;
-        let policies = vec![
-            (priority.clone(), None),
-            random_forms.clone(),
-            (priority, Some(other)),
-            random_forms,
-        ];
+        let widths = (random_forms.0.clone(), Some(file("widths.toml", WIDTHS)?));
+        let policies =
+            vec![(priority.clone(), None), random_forms, (priority, Some(other)), widths];
         std::fs::create_dir_all(scene.state_dir())?;
         let mut random = Random::new(!seed);
         let core = start_core(&scene, means, &policies, &config, random.draw(), 0)?;
@@ -158,7 +186,7 @@ impl<'a> World<'a> {
             hostile,
             tricks: 0,
             incarnations: 0,
-            decided: 0,
+            counted: Counted::default(),
             outcome: Outcome::default(),
             scene,
         };
@@ -313,7 +341,7 @@ impl<'a> World<'a> {
         match party {
             Party::Program(n) => self.account(n)?,
             Party::Hostile => self.tricks = 0,
-            Party::Core => self.outcome.decided += std::mem::take(&mut self.decided),
+            Party::Core => std::mem::take(&mut self.counted).add_to(&mut self.outcome),
         }
         self.sound(party)
     }
@@ -427,7 +455,7 @@ impl<'a> World<'a> {
                 !clients.iter().any(|client| client["name"] == name && client["governed"] == true)
             });
             let Some(missing) = missing else {
-                self.decided = status["policy"]["decides"].as_u64().unwrap_or(0);
+                self.counted = Counted::of(&status);
                 return Ok(());
             };
             if Instant::now() > limit {
@@ -472,7 +500,7 @@ impl<'a> World<'a> {
         let ended = self.hostile.wait(self.patience);
         ensure!(ended?.success(), "{}", self.hostile.quote());
         self.scene.stop(&mut self.core, self.patience)?;
-        self.outcome.decided += self.decided;
+        self.counted.add_to(&mut self.outcome);
         Ok(self.outcome)
     }
 }
