@@ -101,7 +101,7 @@ fn in_long_pauses_best_effort_runs_whole() {
     };
     let ((late, share), (_, never)) = (of(""), of("whole_late_percent_max = 0"));
     assert!(late < 0.02, "{late}");
-    assert!(share > 1.2 * never, "{share}, {never} if they do not");
+    assert!(share > 1.15 * never, "{share}, {never} if they do not");
 }
 
 /// There is no width, and the GPU itself interrupts kernels: holding back has nothing to add.
