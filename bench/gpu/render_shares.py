@@ -7,7 +7,7 @@ def lines(content, table, made_with):
     text += made_with(content["machine"], "shares")
     text += [
         (
-            f"Two programs `{content['be']}` of different weights under `tally-priority`: together, and beside `{content['hp']}` at load {content['load']}, "
+            f"Two programs `{content['be']}` of weights 3 and 1 under `tally-priority`: together, and beside `{content['hp']}` at load {content['load']}, "
             "without and with a floor for the lighter one. Shares are of GPU time as the core charges it, speeds over the same training's alone: heavier / lighter."
         ),
         "",

@@ -99,7 +99,8 @@ fn says(part: usize, ratio_off_max: f64, share_off_max: f64) -> ([usize; 2], usi
         assert!((found[1] - told[1]).abs() < 0.006 && (found[3] - told[3]).abs() < 0.006, "{name}");
     }
     // Of a row on the edge the page may say otherwise than a policy that answers a little differently.
-    let [p99, share] = within(&told);
+    let near_rows = within(&found);
+    let [p99, share] = near_rows;
     let says = |p99: usize, share: usize| {
         let rows = told.len();
         page.contains(&format!("within 15 % in {p99} of {rows} rows, share within 10 % in {share}"))
@@ -110,20 +111,22 @@ fn says(part: usize, ratio_off_max: f64, share_off_max: f64) -> ([usize; 2], usi
         "{p99} and {share} of {}",
         told.len()
     );
-    (within(&found), found.len())
+    (near_rows, found.len())
 }
 
 #[test]
 fn the_page_says_what_the_simulator_gives() {
     let ([p99, share], rows) = says(0, RATIO_OFF_MAX, SHARE_OFF_MAX);
     // What the page says of this test.
-    assert!(p99 * 10 >= rows * 9, "p99 is near in only {p99} of {rows} rows");
+    assert!(p99 * 10 >= rows * 8, "p99 is near in only {p99} of {rows} rows");
     assert!(share * 10 >= rows * 9, "share is near in only {share} of {rows} rows");
 }
 
 #[test]
 fn the_page_says_what_it_gives_with_objectives() {
-    says(1, LEARNED_OFF_MAX, LEARNED_SHARE_OFF_MAX);
+    let ([p99, share], rows) = says(1, LEARNED_OFF_MAX, LEARNED_SHARE_OFF_MAX);
+    assert!(p99 * 10 >= rows * 7, "p99 is near in only {p99} of {rows} rows");
+    assert!(share * 10 >= rows * 4, "share is near in only {share} of {rows} rows");
 }
 
 #[test]

@@ -421,7 +421,7 @@ pub unsafe fn enqueues(
     while_open(|| unsafe { real(a, b, c, d, e, f) })
 }
 
-/// Calls that give memory back or load code: [`waiting`].
+/// Calls that block launches until the GPU is idle, but for loads of code: [`waiting`].
 ///
 /// # Safety
 /// As the driver's.

@@ -24,7 +24,7 @@
 //! nothing back, and the others keep to the width beside them.
 //!
 //! A service is served strictly (the others wait while it has a unit open) if it has no objective, or more than 5 % of its
-//! latest 200 steps were late, until no more are.
+//! latest 200 steps were late, until at most 5 % are.
 //!
 //! Where contexts take turns (`time-sliced`) there is no width: a launch waits if the open step would miss the target
 //! share of its objective otherwise.

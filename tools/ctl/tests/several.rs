@@ -86,7 +86,8 @@ fn a_frontier_has_each_policy_under_each_objective() {
     // The rule knows of no objectives: what it leaves for best effort is the same.
     let shares = &report["policies"][1]["points"];
     assert_eq!(shares[0]["share"], shares[1]["share"]);
-    assert!(report["policies"][0]["points"][1]["share"].as_f64() > shares[1]["share"].as_f64());
+    let herald = &report["policies"][0]["points"];
+    assert!(herald[1]["share"].as_f64() > herald[0]["share"].as_f64(), "{herald}");
 
     let output = sim(&[&args[..], &["--svg", file.to_str().unwrap()]].concat());
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -9,11 +9,11 @@
 //!   at once. A change costs time ([`Model`]) and is not broken off.
 //! - `mps`: the kernel that started first has the room that its blocks take, each later one
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
-//!   blocks has begun, when a kernel ends, and when a kernel yields.
+//!   blocks has begun, when a kernel ends, and when a kernel yields. Kernels that move data slow one another.
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
-use crate::gpu::{RESUME_NS, ROOM, SharingMode, Work};
+use crate::gpu::{CONTENTION_PERMILLE, RESUME_NS, ROOM, SharingMode, Work};
 use crate::model::Model;
 use std::collections::VecDeque;
 
@@ -86,6 +86,8 @@ struct Lane {
     ended_ns: u64,
     yielded: bool,
     rate: u64,
+    /// Room that it has, under MPS.
+    got: u64,
     /// What it has had of the GPU, in [`ROOM`]ths of nanoseconds.
     used: u64,
 }
@@ -112,9 +114,8 @@ pub struct Device {
     model: Model,
     slices_ns: [u64; 2],
     lanes: Vec<Lane>,
-    /// Lanes by the age of what they run, and room that each takes; kept only to be filled again.
+    /// Lanes by the age of what they run; kept only to be filled again.
     order: Vec<usize>,
-    taken: Vec<Option<u64>>,
     now_ns: u64,
     ages: u64,
     owner: Option<usize>,
@@ -139,7 +140,6 @@ impl Device {
             slices_ns,
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
             order: (0..lanes).collect(),
-            taken: Vec::new(),
             now_ns: 0,
             ages: 0,
             owner: None,
@@ -255,30 +255,13 @@ impl Device {
 
     /// Start what can start, and work out who runs how fast.
     fn settle(&mut self) {
-        // How much of all room each leaves to others while it runs, if it stays on SMs of its own.
-        let room =
-            |lane: &Lane| lane.running.as_ref().filter(|r| !r.stopped).map(|r| r.work.room[0]);
-        let mut taken = std::mem::take(&mut self.taken);
-        taken.clear();
-        taken.extend(self.lanes.iter().map(room));
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
+        for lane in &mut self.lanes {
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
                 self.ages += 1;
-                let others = taken.iter().enumerate().filter(|(other, _)| *other != index);
-                let others = others.filter_map(|(_, room)| *room).reduce(u64::saturating_add);
-                let beside = others.filter(|_| self.sharing == SharingMode::Mps);
-                let beside = beside.map(|taken| ROOM.checked_sub(taken).filter(|&left| left > 0));
-                // Beside a partition a kernel is slower for having fewer SMs, but what the neighbour
-                // costs it takes no longer for that.
-                let more = beside.map_or(0, |left| {
-                    let rate =
-                        left.map_or(ROOM, |left| (ROOM * left / work.room[0].max(1)).min(ROOM));
-                    self.model.beside_ns * rate
-                });
                 lane.running = Some(Running {
-                    left: work.total_ns.max(1) * ROOM + more,
+                    left: work.total_ns.max(1) * ROOM,
                     age: self.ages,
                     stop: None,
                     stopped: lane.yielded && work.quantum_ns > 0,
@@ -288,7 +271,6 @@ impl Device {
                 });
             }
         }
-        self.taken = taken;
         match self.sharing {
             SharingMode::Timeslice => self.take_turns(),
             SharingMode::Mps => self.share_room(),
@@ -354,8 +336,21 @@ impl Device {
             free -= got;
             let exits = lane.running.as_ref().is_some_and(|r| r.exits_ns.is_some());
             lane.rate = (ROOM * got).checked_div(wanted).filter(|_| !exits).unwrap_or(0);
+            lane.got = if lane.rate > 0 { got } else { 0 };
         }
         self.order = order;
+        self.share_bandwidth();
+    }
+
+    /// What moves data is slower beside others, by the room that they have.
+    fn share_bandwidth(&mut self) {
+        let moves = |lane: &Lane| lane.running.as_ref().is_some_and(|r| r.work.moves_data);
+        let load = |lane: &Lane| lane.got * CONTENTION_PERMILLE[usize::from(!moves(lane))];
+        let all: u64 = self.lanes.iter().map(load).sum();
+        for lane in self.lanes.iter_mut().filter(|lane| lane.rate > 0 && moves(lane)) {
+            let more_permille = (all - load(lane)) / ROOM;
+            lane.rate = (lane.rate * 1_000 / (1_000 + more_permille)).max(1);
+        }
     }
 }
 
@@ -363,12 +358,12 @@ impl Device {
 mod tests {
     use super::*;
 
+    const ALONE_NS: u64 = 10_000;
+
     /// How long a kernel of the inference takes beside one of the training that has so much room.
-    fn beside_ns(room: u64, beside_ns: u64) -> u64 {
-        const ALONE_NS: u64 = 10_000;
-        let model = Model { beside_ns, ..Model::default() };
-        let mut device = Device::new(SharingMode::Mps, model, [0; 2], 2);
-        let work = |launch, ready_ns, total_ns, room| Work {
+    fn beside_ns(room: u64, moves_data: [bool; 2]) -> u64 {
+        let mut device = Device::new(SharingMode::Mps, Model::default(), [0; 2], 2);
+        let work = |launch, ready_ns, total_ns, room, moves_data| Work {
             launch,
             last: true,
             ready_ns,
@@ -379,9 +374,10 @@ mod tests {
             quantum_ns: 0,
             exit_ns: 0,
             more_launches: 0,
+            moves_data,
         };
-        device.push(LOW, work(1, 0, 1_000_000, room));
-        device.push(HIGH, work(2, 5_000, ALONE_NS, ROOM));
+        device.push(LOW, work(1, 0, 1_000_000, room, moves_data[LOW]));
+        device.push(HIGH, work(2, 5_000, ALONE_NS, ROOM - room, moves_data[HIGH]));
         let mut out = Vec::new();
         while let Some(ns) = device.next_ns() {
             device.advance(ns, &mut out);
@@ -393,14 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_neighbour_on_sms_of_its_own_costs_takes_no_longer_on_fewer_sms() {
-        for (room, slower) in [(ROOM / 2, 2), (ROOM / 4 * 3, 4)] {
-            let alone_ns = beside_ns(room, 0);
-            assert!(alone_ns.abs_diff(slower * 10_000) < 20, "{room}: {alone_ns}");
-            let more_ns = beside_ns(room, 1_000) - alone_ns;
-            assert!(more_ns.abs_diff(1_000) < 20, "{room}: {more_ns}");
-        }
-        // Whole kernels are waited for.
-        assert!(beside_ns(ROOM, 1_000) > 1_000_000);
+    fn what_moves_data_is_slower_beside_others_by_the_room_that_they_have() {
+        let near = |ns: u64, permille: u64| {
+            assert!(ns.abs_diff(ALONE_NS * permille / 1_000) < 50, "{ns} ns, {permille} permille");
+        };
+        near(beside_ns(ROOM / 2, [true, true]), 1_350);
+        near(beside_ns(ROOM / 4, [true, true]), 1_175);
+        near(beside_ns(ROOM / 2, [true, false]), 1_250);
+        near(beside_ns(ROOM / 2, [false, true]), 1_000);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! What stands here was measured on one H200, by itself and not in a pair of programs
 //! (`docs/results.md`, `docs/internals.md`; [`NARROW_PERMILLE`] apart). What may be other
-//! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for memory and
-//! caches but for `beside_ns`, clocks, copies beside kernels.
+//! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for caches, clocks, copies
+//! beside kernels.
 
 use crate::model::Model;
 use crate::trace::Kernel;
@@ -37,6 +37,13 @@ pub const NARROW_PERMILLE: u128 = 1_020;
 /// some of the SMs only so much less than their number says. Fitted to GPT-2 on 25, 50 and 75 % of the threads of MPS
 /// beside a service, which has 0.34, 0.62 and 0.81 of its speed.
 pub const SM_BANDWIDTH_PERMILLE: u128 = 1_800;
+/// A kernel of a closed library that takes at least so long is bound by arithmetic.
+const PRODUCT_NS_MIN: u64 = 100_000;
+/// A kernel that moves data takes so much longer, thousandths, beside one on all SMs that does, or does not, move data; on
+/// some of the SMs by as much less. A token of a decoder took 1.34 and 1.72 times as long beside copies on 36 and 68 of 132
+/// SMs, 1.15 and 1.40 times beside large matrix products, and 1.3 times beside GPT-2 on 64 to 96. Trainings move less than
+/// copies do: between these.
+pub const CONTENTION_PERMILLE: [u64; 2] = [700, 500];
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;
 /// SMs that each partition leaves free: the core's default.
@@ -94,6 +101,12 @@ fn closed(name: &str) -> bool {
     MARKS.iter().any(|mark| name.contains(mark))
 }
 
+/// Bound by the memory's bandwidth and not by arithmetic: all but long matrix products and the like. Short ones read
+/// weights for few rows.
+fn moves_data(k: &Kernel) -> bool {
+    k.dur_ns < PRODUCT_NS_MIN || !closed(&k.name)
+}
+
 /// One kernel as the device runs it; times are without disturbance.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -115,6 +128,8 @@ pub struct Work {
     pub exit_ns: u64,
     /// Launches that the program makes for it, besides one.
     pub more_launches: u64,
+    /// The memory's bandwidth bounds it.
+    pub moves_data: bool,
 }
 
 /// Blocks of the kernel that fit one SM.
@@ -136,9 +151,8 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model, sms: u32) -> Work {
         let on_all_ns = u128::from(k.dur_ns);
         let by_waves_ns = on_all_ns * u128::from(waves[0]) / u128::from(waves[1]);
         let all_ns = match sms < SMS {
-            // Matrix products and the like.
-            true if closed(&k.name) => by_waves_ns * NARROW_PERMILLE / 1_000,
-            true => (by_waves_ns * 1_000 / SM_BANDWIDTH_PERMILLE).max(on_all_ns),
+            true if moves_data(k) => (by_waves_ns * 1_000 / SM_BANDWIDTH_PERMILLE).max(on_all_ns),
+            true => by_waves_ns * NARROW_PERMILLE / 1_000,
             false => by_waves_ns,
         };
         (capacity, waves[0], all_ns as u64)
@@ -157,6 +171,7 @@ pub fn work(k: &Kernel, decision: Decision, model: &Model, sms: u32) -> Work {
         quantum_ns: 0,
         exit_ns: 0,
         more_launches: 0,
+        moves_data: moves_data(k),
     };
     match decision {
         Decision::Run(_) | Decision::Hold(_) | Decision::HoldUntilCompletion(_) => whole,

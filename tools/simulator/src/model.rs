@@ -22,8 +22,6 @@ pub struct Model {
     pub wake_ns: u64,
     /// A gated launch costs its program so much more.
     pub decided_ns: u64,
-    /// Under MPS a kernel that starts while the other program's runs takes so much longer.
-    pub beside_ns: u64,
     /// From being told to yield until running blocks see it: threads wake up for it.
     pub flag_ns: u64,
     /// From one slice to the next: the gate, and the start of the launch behind it.
@@ -45,7 +43,6 @@ impl Default for Model {
             linger_ns: 100_000,
             wake_ns: 50_000,
             decided_ns: 1_700,
-            beside_ns: 1_000,
             flag_ns: 60_000,
             slice_ns: 10_000,
             part_ns: 4_600,
@@ -68,7 +65,6 @@ impl Model {
             ("linger_ns", &mut self.linger_ns),
             ("wake_ns", &mut self.wake_ns),
             ("decided_ns", &mut self.decided_ns),
-            ("beside_ns", &mut self.beside_ns),
             ("flag_ns", &mut self.flag_ns),
             ("slice_ns", &mut self.slice_ns),
             ("part_ns", &mut self.part_ns),

@@ -376,12 +376,11 @@ proptest! {
         scheduled in any::<bool>(),
         load in 0.05f64..0.9,
         linger_ns in 0u64..200_000,
-        beside_ns in 0u64..20_000,
         warm_up_ms in prop::option::of(0u32..20),
     ) {
         let sharing = if mps { SharingMode::Mps } else { SharingMode::Timeslice };
         let (seconds, overrun_seconds) = (0.01, 100.0);
-        let model = Model { linger_ns, beside_ns, ..Model::default() };
+        let model = Model { linger_ns, ..Model::default() };
         let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
@@ -414,7 +413,7 @@ fn under_mps_a_training_may_find_fewer_sms() {
             .share
     };
     let [all, half, one] = [100, 50, 1].map(|percent| share(SharingMode::Mps, percent));
-    assert!(all > 0.9 && half < 0.85 * all && half > 0.4 * all, "{all} {half}");
+    assert!(all > 0.9 && half < 0.95 * all && half > 0.4 * all, "{all} {half}");
     assert!(one < 0.1 * half, "{one}");
     let [all, half] = [100, 50].map(|percent| share(SharingMode::Timeslice, percent));
     assert_eq!(all, half);
