@@ -88,7 +88,7 @@ pub struct ClientStatus {
     pub in_flight_us: f64,
     /// Its in-flight window, us.
     pub window_us: f64,
-    /// SMs that launches which are decided to run are limited to, if they can be; 0: to none.
+    /// SMs that launches which are decided to run are limited to, if they can be; 0: no limit.
     pub width_sms: u32,
     /// Its launches are ungated: they start without a decision.
     pub ungated: bool,

@@ -45,7 +45,7 @@ typedef uint8_t tally_policy_types_form_t;
 #define TALLY_POLICY_TYPES_FORM_WHOLE 0
 // As a sequence of launches of some of its blocks each. Between two of them it can yield.
 #define TALLY_POLICY_TYPES_FORM_SLICED 1
-// In one piece that can yield at block boundaries.
+// In parts that can yield between any two blocks.
 #define TALLY_POLICY_TYPES_FORM_PREEMPTIBLE 2
 // On some of the SMs.
 #define TALLY_POLICY_TYPES_FORM_SM_LIMITED 3
@@ -389,8 +389,8 @@ typedef struct exports_tally_policy_scheduler_launch_t {
   uint32_t   block_threads;
   // Dynamic shared memory of a block.
   uint32_t   shared_bytes;
-  // GPU time that it is expected to take whole: the median of the kernel's latest 9 launches, without a kernel the
-  // mean of its client's launches; or UNKNOWN.
+  // GPU time that it is expected to take whole: the median of the kernel's latest 9 launches, at first those of
+  // an earlier run of the core; without a kernel the mean of its client's launches; or UNKNOWN.
   uint64_t   predicted_ns;
   // How long this launch has waited for its decision.
   uint64_t   waited_ns;

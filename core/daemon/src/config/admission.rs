@@ -78,7 +78,7 @@ pub struct Admission {
     /// the same.
     #[schemars(range(max = 90))]
     pub min_share_percent_max: u32,
-    /// Weight of a client of an untrusted user (see `user_clients_max`), at most; who asks for more has this.
+    /// Weight of a client of an untrusted user (see `user_clients_max`), at most; larger ones are lowered to it.
     #[schemars(range(min = 1, max = WEIGHT_MAX))]
     pub user_weight_max: u32,
     /// A connection that has sent no request after this time is closed.
