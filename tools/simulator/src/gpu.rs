@@ -2,8 +2,8 @@
 //!
 //! What stands here was measured on one H200, by itself and not in a pair of programs
 //! (`docs/results.md`, `docs/internals.md`; [`NARROW_PERMILLE`] apart). What may be other
-//! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for caches, clocks, copies
-//! beside kernels.
+//! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for caches, clocks,
+//! copies beside kernels.
 
 use crate::model::Model;
 use crate::trace::Kernel;

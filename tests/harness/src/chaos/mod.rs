@@ -20,6 +20,7 @@ pub mod world;
 use crate::Artefacts;
 use anyhow::{Context, Result, ensure};
 use plan::Kind;
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -58,6 +59,33 @@ pub struct Outcome {
     pub reloads: u64,
     /// Tricks that had to be refused and were.
     pub refused: u64,
+}
+
+/// What a core has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    decided: u64,
+    width_changes: u64,
+    sm_limited: u64,
+}
+
+impl Counted {
+    fn of(status: &Value) -> Self {
+        let clients = ["clients", "departed"].map(|key| status[key].as_array());
+        let clients = || clients.into_iter().flatten().flatten();
+        let sum = |pointer| clients().filter_map(|client| client.pointer(pointer)?.as_u64()).sum();
+        Counted {
+            decided: status["policy"]["decides"].as_u64().unwrap_or(0),
+            width_changes: sum("/decisions/width_changes"),
+            sm_limited: sum("/transformed/sm_limited"),
+        }
+    }
+
+    fn add_to(self, outcome: &mut Outcome) {
+        outcome.decided += self.decided;
+        outcome.width_changes += self.width_changes;
+        outcome.sm_limited += self.sm_limited;
+    }
 }
 
 impl std::ops::AddAssign for Outcome {

@@ -2,7 +2,7 @@
 
 use super::check::{Expected, PERIOD, Rounds};
 use super::plan::{Batch, Fault, Kind, PROGRAMS, Party, Random};
-use super::{Means, Outcome, threads};
+use super::{Counted, Means, Outcome, threads};
 use crate::process::{Process, wait_until};
 use crate::{Artefacts, Class, Device, Scene};
 use anyhow::{Context, Result, bail, ensure};
@@ -55,33 +55,6 @@ struct World<'a> {
     /// Of the present core, when last asked.
     counted: Counted,
     outcome: Outcome,
-}
-
-/// What a core has done so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    decided: u64,
-    width_changes: u64,
-    sm_limited: u64,
-}
-
-impl Counted {
-    fn of(status: &Value) -> Self {
-        let clients = ["clients", "departed"].map(|key| status[key].as_array());
-        let clients = || clients.into_iter().flatten().flatten();
-        let sum = |pointer| clients().filter_map(|client| client.pointer(pointer)?.as_u64()).sum();
-        Counted {
-            decided: status["policy"]["decides"].as_u64().unwrap_or(0),
-            width_changes: sum("/decisions/width_changes"),
-            sm_limited: sum("/transformed/sm_limited"),
-        }
-    }
-
-    fn add_to(self, outcome: &mut Outcome) {
-        outcome.decided += self.decided;
-        outcome.width_changes += self.width_changes;
-        outcome.sm_limited += self.sm_limited;
-    }
 }
 
 /// How to undo a fault.
