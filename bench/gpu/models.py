@@ -269,6 +269,18 @@ def small_kernels_request(count=300):
     return request
 
 
+def short_kernels_training(count=200, elements=6 << 20):
+    """Kernels of 10 us on an H200, each over the whole of a tensor; (step, parameters)."""
+    x = torch.ones(1024 if SMALL else elements, device=DEVICE)
+
+    def step():
+        for _ in range(count):
+            x.mul_(1.0001)
+        return x[0]
+
+    return step, [x]
+
+
 def two_streams(launches=200):
     """Kernels of one block in two streams, at the same time."""
     if DEVICE != "cuda":
@@ -315,6 +327,7 @@ TRAININGS = {
     "llama-prefill": llama_prefill,
     "lstm-train": lstm_training,
     "vgg16-train": vgg16_training,
+    "short-kernels-train": short_kernels_training,
 }
 SERVICES = {"llama-8b-service": llama_service}
 

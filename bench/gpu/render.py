@@ -304,7 +304,7 @@ def exact_section(content, notes):
             same += notes.mark(f"{row['sharing']}, vendor kernels {vendor}: {', '.join(different)} differ.")
         sharing = row["sharing"] + (", kernels one at a time" if row.get("serial_kernels") else "")
         if changes := row.get("width_changes"):
-            sharing += f", {changes} changes of width"
+            sharing += f", {row.get('what', 'trainings')}, {changes} changes of width"
         cells = [sharing, vendor, same, counts["kernels"], counts["kernels_refused"]]
         cells += [counts[form] for form in FORMS] + [counts["launches_yielded"], counts["rescued"]]
         rows.append([*cells, f"{number(counts['turnaround_us_p50'], 0)} / {number(counts['turnaround_us_p99'], 0)}"])

@@ -5,12 +5,26 @@ def lines(content, table, made_with):
     """The section's lines."""
     text = ["## What a width costs", ""]
     text += made_with(content["machine"], "width")
-    text += ["Trainings alone in `mps`: every launch that can be on some of the SMs is. *Put off*: `sm_limits.put_off_joins`. *Leased*: with a width (`widths.set`) and 16 leased launches behind each that is decided. *Over all SMs*: of the speed with all launches whole.", ""]
-    base = {row["job"]: row["steps_per_s"] for row in content["rows"] if row["sms"] is None}
+    text += [
+        "Trainings alone in `mps`: every launch that can be on some of the SMs is, each as decided, or leased with a width (`widths.set`). *Put off*: `sm_limits.put_off_joins`. *Over all SMs*: of the speed with all launches whole, in the same process and round; median, least and most of the rounds.",
+        "",
+    ]
     rows = []
     for row in content["rows"]:
-        over = f"{row['steps_per_s'] / base[row['job']]:.3f}" if row["job"] in base else ""
+        least, most = row["over_all_sms_of_rounds"]
+        over = f"{row['over_all_sms']:.3f} ({least:.3f}, {most:.3f})" if row["sms"] else ""
         counts = [row["launches"], row["sm_limited"], row["sm_limited_consecutive"]]
-        rows.append([row["job"], row["sms"] or "all", "put off" if row["put_off_joins"] else "leased" if row.get("leased") else "", f"{row['steps_per_s']:.2f}", over, *counts])
+        how = ["leased"] * row["leased"] + ["put off"] * row["put_off_joins"]
+        rows.append([row["job"], row["sms"] or "all", ", ".join(how), f"{row['steps_per_s']:.2f}", over, *counts])
     header = ["training", "SMs", "how", "steps/s", "over all SMs", "launches", "on some of the SMs", "directly behind another"]
-    return text + table(header, rows)
+    text += table(header, rows)
+    if not content["changes"]:
+        return text
+    text += ["While the width changes after at most 2 ms, leased: how long the GPU was idle between two kernels, by CUPTI.", ""]
+    changes = [[row["job"], row["width_changes"], *gaps(row["changed"]), *gaps(row["same"])] for row in content["changes"]]
+    header = ["training", "changes of width", "changes of SMs", "idle then: p50 / p95 / p99 us", "other kernels", "idle before: p50 / p95 / p99 us"]
+    return text + table(header, changes)
+
+
+def gaps(of):
+    return of["count"], " / ".join(f"{of[key]:.1f}" for key in ("p50_us", "p95_us", "p99_us"))

@@ -8,7 +8,8 @@ offered) on some of the SMs, chosen at random, and asks the client to yield
 at random moments. The first run only has the transformed forms made; then runs are
 repeated until launches have yielded often enough. Every digest of every run
 must be the reference's. Once more while CUPTI runs the client's kernels one at a time, and at last while the client's
-width changes at random and most of its launches are leased.
+width changes at random and most of its launches are leased: the trainings, and a decode service whose prefills are
+limited and whose steps are graphs.
 """
 
 import collections
@@ -22,6 +23,8 @@ POLICY = "../test-policies/random-forms"
 RUN_TIMEOUT_S = 90
 RUNS_MAX = 6
 WIDTH_CHANGES = 200
+# A decode service of fewer layers, and the steps in which it generates tokens.
+SERVICE, SERVICE_LAYERS, SERVICE_STEPS = "llama-8b-service", "8", 512
 
 
 def train(worker, args):
@@ -60,22 +63,41 @@ def record_bytes(worker):
     return worker.receive(RUN_TIMEOUT_S)["record_bytes"]
 
 
-def run_widths(suite, expected, failures):
-    """One core, one client whose width changes; a row of what happened."""
-    args, label = suite.args, "mps-widths"
+def decoded(worker):
+    """(the service's answer to one run of the fixed schedule, its digest)."""
+    answer = worker.ask("decode_exact", job=SERVICE, steps=SERVICE_STEPS, trace="conv", timeout_s=RUN_TIMEOUT_S)
+    return answer, answer["digest"]
+
+
+def decode_reference(suite):
+    """(digest, environment) of the service alone, without Tally, in two processes; they must agree."""
+    env, digests = {"SUITE_LAYERS": SERVICE_LAYERS}, []
+    for number in range(2):
+        worker = Client(suite, f"decode-reference-{number}", [SERVICE], env=env)
+        with started([worker]):
+            answer, digest = decoded(worker)
+        env["SUITE_ATTENTION"] = answer["attention"]
+        digests.append(digest)
+    if digests[0] != digests[1]:
+        raise RuntimeError("the decode service's unshared runs differ from each other")
+    return digests[0], env
+
+
+def run_widths(suite, what, job, env, run, failures):
+    """One core, one client whose width changes, until it did often enough; `run` tells what differs of a run. A row."""
+    args, label = suite.args, f"mps-widths-{what}"
     config = f"form = 6\nlease = 16\ntoggle_us = {args.toggle_us}\nseed = 5\n"
-    row = {"machine": suite.machine, "sharing": "mps", "vendor_libraries": False, "runs": []}
+    row = {"machine": suite.machine, "sharing": "mps", "vendor_libraries": False, "what": what, "runs": []}
     with Core(suite, label, POLICY, "mps", config) as core:
-        worker = Client(suite, label, ["exact"], core, "best-effort", DETERMINISTIC)
+        worker = Client(suite, label, [job], core, "best-effort", env)
         with started([worker]):
             for _ in range(RUNS_MAX):
-                digests, seconds = train(worker, args)
+                different = run(worker)
                 entry = client(core.status(), label)
                 decisions = entry["decisions"]
                 # The others were decided to be.
                 limited, changes = entry["transformed"]["sm_limited"] - decisions["sm_limited"], decisions["width_changes"]
-                different = [name for name in digests if digests[name] != expected[name]]
-                row["runs"].append({"seconds": seconds, "different": different, "width_changes": changes, "leased_and_limited": limited})
+                row["runs"].append({"different": different, "width_changes": changes, "leased_and_limited": limited})
                 print(label, row["runs"][-1], entry["decisions"], flush=True)
                 for name in different:
                     failures.add(f"{label}: {name} differs from the unshared run")
@@ -118,6 +140,25 @@ def run_mode(suite, sharing, vendor, serial, expected, failures):
     return row
 
 
+def train_widths(suite, expected, failures):
+    """The trainings while their width changes."""
+
+    def run(worker):
+        digests, _ = train(worker, suite.args)
+        return [name for name in digests if digests[name] != expected[name]]
+
+    return run_widths(suite, "trainings", "exact", DETERMINISTIC, run, failures)
+
+
+def decode_widths(suite, _expected, failures):
+    """A decode service, as a best-effort client, while its width changes."""
+    expected, env = decode_reference(suite)
+    return run_widths(suite, "decode", SERVICE, env, lambda worker: [] if decoded(worker)[1] == expected else [SERVICE], failures)
+
+
+WIDTHS = {"trainings": train_widths, "decode": decode_widths}
+
+
 def main(suite):
     """Bit-identical trainings under random cutting."""
     failures, rows = Failures(), []
@@ -130,9 +171,9 @@ def main(suite):
             with failures.guard(f"{sharing}, vendor {vendor}, serial {serial}"):
                 rows.append(run_mode(suite, sharing, vendor, serial, expected, failures))
             suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
-        if suite.args.widths:
-            with failures.guard("widths"):
-                rows.append(run_widths(suite, expected, failures))
+        for what in filter(None, suite.args.widths.split(",")):
+            with failures.guard(f"widths, {what}"):
+                rows.append(WIDTHS[what](suite, expected, failures))
             suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
     return failures.messages
 
@@ -141,7 +182,7 @@ def add_arguments(parser):
     parser.add_argument("--sharing-modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
     parser.add_argument("--serial", default="mps", help="sharing modes in which CUPTI runs kernels one at a time, comma-separated")
-    parser.add_argument("--widths", type=int, default=1, help="whether to change the client's width in a last run; 0: not")
+    parser.add_argument("--widths", default=",".join(WIDTHS), help=f"what runs while its width changes, comma-separated: {', '.join(WIDTHS)}")
     parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
     parser.add_argument("--launches-yielded", type=int, default=100, help="launches that must have yielded")

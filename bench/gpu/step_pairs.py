@@ -58,7 +58,7 @@ WARM_REQUESTS = 300
 # A training runs alone in a mode so many times before it shares, the last of them timed; at most.
 ALONE_TIMES, ALONE_TIMES_MAX = 2, 6
 # Pairs whose programs are alive at once in `timeslice`: two trainings, even if one is idle, have
-# longer time slices than one (docs/internals.md).
+# longer time slices than one (docs/operate.md).
 TOGETHER_TIMESLICE = 1
 # A mode that cannot keep up with the arrivals may take so many windows to serve them.
 LIMIT = 2

@@ -1,23 +1,30 @@
 """What a width costs a training alone: its speed with every launch that can be on some of the SMs.
 
-For each training and width one core in `mps` with the training as its only client, under the policy `random-forms` with
-one form: launches that are offered it run on so many SMs. The first run only has kernels' forms made. The base is the
-same under `fifo`, where all launches run whole. With `put_off_joins` and without. Counted: launches on some of the SMs,
-and those directly behind another one, with no event between them. At last with a width (`widths.set`) and most
-launches leased.
+For each training, and with joins at once and put off (`sm_limits.put_off_joins`), one core in `mps` with the training
+as its only client. Its speed is measured under `fifo`, where all launches run whole, and under the policy
+`random-forms` with one form, in turns, several times, in the same process: processes differ by more than a width
+costs. A launch that is offered it runs on so many SMs, as decided for each (`decided`) or under a lease with a width
+(`leased`). Counted: launches on some of the SMs, and those directly behind another one, with no event between them.
+At last with a width that changes at random times, where CUPTI says how long the GPU was idle at each change.
 """
 
 from clients import Client, soon, started
 from common import Failures, step_main
+from stats import median
 from tally import Core, client, launches, shortfalls
 
 POLICY = "../test-policies/random-forms"
 # SMs kept free for each width: one green context each.
 CORE = "[sm_limits]\nreserve_sms = [16, 68]\nput_off_joins = {}\n"
-SMS = (116, 64)
-# A launch is decided, with the joins at once or put off; or most are leased.
-WAYS = ("decided", "put-off", "leased")
-TRAININGS = ("gpt2-train", "resnet50-train")
+SMS, SMS_ALL = (116, 64), 132
+WAYS = {"decided": "form = 2\n", "leased": "form = 6\nlease = 16\n"}
+# Short kernels cost most, and of those 10 us are to be worth it.
+TRAININGS = ("gpt2-train", "resnet50-train", "short-kernels-train")
+# Of the speed on all SMs, that of as many as there are of them may be undercut by so much.
+LOSS_MAX = 0.03
+# Changes of stream that are looked at, and how long the GPU may be idle at one, p99.
+CHANGES_MIN, CHANGE_US_MAX = 200, 50
+CHANGING = "form = 6\nlease = 16\ntoggle_us = 2000\nseed = 5\n"
 # Nothing was measured of a width at which fewer launches had it.
 LIMITED_SHARE_MIN = 0.05
 
@@ -29,44 +36,115 @@ def counts(core, name):
     return launches(entry)["total"], transformed["sm_limited"], transformed["sm_limited_consecutive"]
 
 
-def measure(suite, job, sms, way, failures):
-    """One core, one row; `sms` is `None` for the base."""
-    args, name, puts_off = suite.args, f"{job}-{sms or 'whole'}-{way}", way == "put-off"
+class Turns:
+    """One training under one core, whose policy changes."""
+
+    def __init__(self, suite, job, core, be):
+        self.suite, self.job, self.core, self.be = suite, job, core, be
+        self.files = {}
+
+    def load(self, sms, way):
+        """`sms` is `None`: all launches run whole."""
+        if sms is None:
+            self.core.ctl("policy", "load", self.suite.program("policies/fifo.wasm"))
+            return
+        file = self.suite.work / f"width-{sms}-{way}.toml"
+        file.write_text(f"{WAYS[way]}sms = {sms}\nseed = 1\n")
+        self.core.ctl("policy", "load", self.suite.program(f"policies/{POLICY}.wasm"), "--config", file)
+
+    def train(self, seconds):
+        return self.be.ask("train", job=self.job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60)["steps_per_s"]
+
+    def measure(self, sms, way):
+        """(steps a second, launches and how many of them were limited)."""
+        self.load(sms, way)
+        self.train(self.suite.args.seconds / 4)
+        before = counts(self.core, self.be.name)
+        rate = self.train(self.suite.args.seconds)
+        return rate, [now - then for now, then in zip(counts(self.core, self.be.name), before, strict=True)]
+
+
+def measure(suite, job, puts_off, failures):
+    """One core; rows of a training, whose forms are made first."""
+    name = f"{job}-{'put-off' if puts_off else 'at-once'}"
     file = suite.work / f"width-{name}.toml"
     file.write_text(CORE.format(str(puts_off).lower()))
-    form = "form = 6\nlease = 16" if way == "leased" else "form = 2"
-    policy, config = ("fifo", None) if sms is None else (POLICY, f"{form}\nsms = {sms}\nseed = 1\n")
-    with Core(suite, f"width-{name}", policy, "mps", config, ["--config", file]) as core:
+    plans = [(None, None), *((sms, way) for sms in SMS for way in WAYS)]
+    found = {plan: [] for plan in plans}
+    with Core(suite, f"width-{name}", "fifo", "mps", None, ["--config", file]) as core:
         be = Client(suite, f"be-{name}", [job], core, "best-effort")
         with started([be]):
             for note in shortfalls(core.status(), "mps", [be.name]):
                 failures.add(f"{name}: {note}")
-            for _ in range(2):
-                before = counts(core, be.name)
-                trained = be.ask("train", job=job, start_at=soon(), seconds=args.seconds, timeout_s=args.seconds + 60)
-            made, limited, consecutive = (now - then for now, then in zip(counts(core, be.name), before, strict=True))
-    row = {"job": job, "sms": sms, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(trained["steps_per_s"], 4)}
-    row |= {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive}
-    if sms is not None and limited < LIMITED_SHARE_MIN * made:
-        failures.add(f"{name}: only {limited} of {made} launches were on some of the SMs")
+            turns = Turns(suite, job, core, be)
+            turns.load(SMS[0], "decided")
+            turns.train(suite.args.forms_seconds)
+            for _ in range(suite.args.rounds):
+                for plan in plans:
+                    found[plan].append(turns.measure(*plan))
+    base = [rate for rate, _ in found[None, None]]
+    rows = []
+    for (sms, way), runs in found.items():
+        ratios = [rate / whole for (rate, _), whole in zip(runs, base, strict=True)]
+        made, limited, consecutive = (sum(of) for of in zip(*(counted for _, counted in runs), strict=True))
+        row = {"job": job, "sms": sms, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(median([rate for rate, _ in runs]), 4)}
+        row |= {"over_all_sms": round(median(ratios), 4), "over_all_sms_of_rounds": [round(min(ratios), 4), round(max(ratios), 4)]}
+        rows.append(row | {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive})
+        print(rows[-1], flush=True)
+        if sms is not None and limited < LIMITED_SHARE_MIN * made:
+            failures.add(f"{name}: only {limited} of {made} launches were on {sms} SMs")
+    return rows
+
+
+def shortfall(rows):
+    """Trainings that lose more than the SMs that they do not have, leased and with joins put off."""
+    found = []
+    for row in rows:
+        wanted = (row["sms"] or 0) / SMS_ALL - LOSS_MAX
+        if row["sms"] == SMS[0] and row["leased"] and row["put_off_joins"] and row["over_all_sms"] < wanted:
+            found.append(f"{row['job']} on {row['sms']} SMs: {row['over_all_sms']} of its speed, {wanted:.3f} wanted")
+    return found
+
+
+def measure_changes(suite, job, failures):
+    """The width changes at random; a row of the gaps between kernels."""
+    name = f"{job}-changes"
+    with Core(suite, f"width-{name}", POLICY, "mps", CHANGING) as core:
+        be = Client(suite, f"be-{name}", [job], core, "best-effort")
+        with started([be]):
+            Turns(suite, job, core, be).train(suite.args.forms_seconds)
+            before = client(core.status(), be.name)["decisions"]["width_changes"]
+            gaps = be.ask("gaps", job=job, steps=suite.args.gap_steps, timeout_s=90)
+            changes = client(core.status(), be.name)["decisions"]["width_changes"] - before
+    row = {"job": job, "width_changes": changes, "changed": gaps["changed"], "same": gaps["same"]}
+    if row["changed"]["count"] < CHANGES_MIN:
+        failures.add(f"{name}: {row['changed']['count']} changes of stream, {CHANGES_MIN} wanted")
+    elif row["changed"]["p99_us"] > CHANGE_US_MAX:
+        failures.add(f"{name}: idle for {row['changed']['p99_us']} us at a change, p99; {CHANGE_US_MAX} wanted")
     return row
 
 
 def main(suite):
     """Training by training, width by width."""
-    failures, rows = Failures(), []
+    failures, rows, changes = Failures(), [], []
     for job in suite.args.jobs.split(","):
-        for sms, way in ((None, "decided"), *((sms, way) for sms in SMS for way in WAYS)):
-            with failures.guard(f"{job} on {sms or 'all'} SMs"):
-                rows.append(measure(suite, job, sms, way, failures))
-                print(rows[-1], flush=True)
-                suite.write("width.json", {"rows": rows})
+        for puts_off in (False, True):
+            with failures.guard(f"{job}, joins {'put off' if puts_off else 'at once'}"):
+                rows += measure(suite, job, puts_off, failures)
+        with failures.guard(f"{job}, changes"):
+            changes.append(measure_changes(suite, job, failures))
+            print(changes[-1], flush=True)
+        suite.write("width.json", {"rows": rows, "changes": changes})
+    failures.messages += shortfall(rows)
     return failures.messages
 
 
 def add_arguments(parser):
     parser.add_argument("--jobs", default=",".join(TRAININGS), help="comma-separated trainings")
-    parser.add_argument("--seconds", type=float, default=5, help="length of each measurement")
+    parser.add_argument("--seconds", type=float, default=1.6, help="length of each measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each way")
+    parser.add_argument("--forms-seconds", type=float, default=5, help="how long a training runs first, for its forms to be made")
+    parser.add_argument("--gap-steps", type=int, default=30, help="steps whose kernels are recorded while the width changes")
 
 
 if __name__ == "__main__":

@@ -15,18 +15,22 @@ an `id` that its answers repeat:
 | decode_exact | job, steps, trace | digest of the tokens of a fixed schedule |
 | decode_check | job | how far its logits are from those without a KV cache |
 | exact | steps, names | digests and losses of deterministic trainings, when they ended; first `{"progress": …}` once each is under way |
+| gaps | job, steps | how long the GPU was idle between the kernels of so many steps of a training, by CUPTI: where the stream changed, and where not |
 | serial_kernels | | bytes of records of kernels that CUPTI has run one at a time; from the first one on it does |
 """
 
 import gc
 import json
 import os
+import pathlib
 import select
 import sys
+import tempfile
 import time
 
 import torch
 
+import kernel_gaps
 import models
 import serial_kernels
 from stats import poisson_schedule
@@ -153,6 +157,18 @@ class Worker:
             read_line()
         return {"steps": steps, "seconds": elapsed, "steps_per_s": steps / elapsed}
 
+    def gaps(self, job, steps):
+        """Of one stream of launches, not waited for in between, so that there is a backlog."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(steps):
+                self.trainings[job]()
+            models.sync()
+        with tempfile.TemporaryDirectory() as folder:
+            trace = pathlib.Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(trace))
+            changed, same = kernel_gaps.gaps_us(json.loads(trace.read_text())["traceEvents"])
+        return {"changed": kernel_gaps.described(changed), "same": kernel_gaps.described(same)}
+
     def serial_kernels(self):
         if self.serial is None:
             self.serial = serial_kernels.enable()
@@ -191,7 +207,7 @@ class Worker:
     def serve(self, command):
         """One command's answer."""
         what = command.pop("do")
-        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "serial_kernels": self.serial_kernels, "decode": self.decode, "decode_exact": self.decode_exact, "decode_check": self.decode_check}[what]
+        serve = {"streams": self.streams, "closed": self.closed, "requests": self.open_loop, "train": self.train, "exact": self.exact, "gaps": self.gaps, "serial_kernels": self.serial_kernels, "decode": self.decode, "decode_exact": self.decode_exact, "decode_check": self.decode_check}[what]
         gc.collect()
         gc.disable()
         try:

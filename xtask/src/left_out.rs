@@ -1,17 +1,23 @@
 //! What `cargo xtask test` leaves out on this machine.
 
-use crate::test::{Group, PTXAS};
+use crate::test::{CUDA_INCLUDE, Group, PTXAS};
 use std::process::{Command, Stdio};
 
 /// What of a group does not run, and what it would need.
 pub fn of(group: Group) -> Vec<String> {
-    why(group, std::env::var_os(PTXAS).is_some())
+    why(group, |variable| std::env::var_os(variable).is_some())
 }
 
-fn why(group: Group, has_ptxas: bool) -> Vec<String> {
+fn why(group: Group, is_set: impl Fn(&str) -> bool) -> Vec<String> {
     match group {
-        Group::Ptxas if !has_ptxas => {
-            vec![format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)")]
+        Group::Cuda => {
+            let ptxas = format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)");
+            let headers = format!("core/shim/tests/headers.rs ({CUDA_INCLUDE} names no folder)");
+            let all = [(PTXAS, ptxas), (CUDA_INCLUDE, headers)];
+            all.into_iter()
+                .filter(|(variable, _)| !is_set(variable))
+                .map(|(_, what)| what)
+                .collect()
         }
         Group::Languages => crate::languages::left_out(),
         Group::E2e => crate::preload::left_out(),
@@ -47,8 +53,10 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_named() {
-        assert!(why(Group::Ptxas, false).iter().any(|why| why.contains("TALLY_PTXAS")));
-        assert_eq!(why(Group::Ptxas, true), [""; 0]);
+        let without_headers = why(Group::Cuda, |variable| variable == PTXAS);
+        assert!(matches!(&without_headers[..], [one] if one.contains("TALLY_CUDA_INCLUDE")));
+        assert_eq!(why(Group::Cuda, |_| false).len(), 2);
+        assert_eq!(why(Group::Cuda, |_| true), [""; 0]);
         assert_eq!(unit_left_out(true, true), [""; 0]);
         let named = unit_left_out(false, false).join("\n");
         assert!(

@@ -106,7 +106,8 @@ impl RandomForms {
             Forms::Width if launch.can_prepare() && !launch.can_limit() => Decision::Preemptible,
             // Decided as well: a width limits no kernel before it was measured, and short programs measure few.
             Forms::Width if launch.can_limit() && !self.next().is_multiple_of(4) => {
-                match self.any_width() {
+                let sms = if self.toggle_ns > 0 { self.any_width() } else { self.sms };
+                match sms {
                     0 => Decision::Run(self.lease),
                     sms => Decision::SmLimited(sms),
                 }
