@@ -9,7 +9,7 @@ use tally_shim::table;
 
 /// Header, functions in it at least, and whether one that takes a stream by a pointer uses it: else it makes one.
 const HEADERS: [(&str, usize, bool); 4] = [
-    ("cuda.h", 600, false),
+    ("cuda.h", 500, false),
     ("cudaGL.h", 15, false),
     ("cudaEGL.h", 10, true),
     ("cudaVDPAU.h", 4, false),
@@ -22,8 +22,7 @@ const ASK_ONLY: &str = "cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetC
 const OLD: &str = "cuGLMapBufferObjectAsync cuMemcpy2DAsync cuMemcpy3DAsync cuMemcpyAtoHAsync cuMemcpyDtoDAsync \
     cuMemcpyDtoHAsync cuMemcpyHtoAAsync cuMemcpyHtoDAsync";
 
-/// Without comments.
-fn code(text: &str) -> String {
+fn without_comments(text: &str) -> String {
     let (mut code, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("/*") {
         code.push_str(before);
@@ -45,7 +44,7 @@ struct Functions {
 
 impl Functions {
     fn of(header: &str, by_pointer: bool) -> Self {
-        let (header, mut found) = (code(header), Functions::default());
+        let (header, mut found) = (without_comments(header), Functions::default());
         for declaration in header.split("CUDAAPI").skip(1) {
             let Some((name, rest)) = declaration.split_once('(') else { continue };
             let Some((arguments, _)) = rest.split_once(';') else { continue };
