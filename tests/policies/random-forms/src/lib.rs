@@ -147,7 +147,7 @@ impl Policy for RandomForms {
             _ => Forms::Width,
         };
         let slices = config.integer("slices", 4, 1..=1_000)?;
-        let sms = config.integer("sms", 1, 1..=1_000)? as u32;
+        let sms = config.integer("sms", 1, 0..=1_000)? as u32;
         let lease = config.integer("lease", 8, 0..=1_000_000)? as u32;
         let toggle_ns = config.integer("toggle_us", 0, 0..=1_000_000)? * 1_000;
         let hold_ns = config.integer("hold_us", 0, 0..=1_000_000)? * 1_000;
