@@ -6,7 +6,7 @@ def lines(content, table, made_with):
     text = ["## What a width costs", ""]
     text += made_with(content["machine"], "width")
     text += [
-        "Trainings alone in `mps`: every launch that can be on some of the SMs is, each as decided, or leased with a width (`widths.set`). *Put off*: `sm_limits.put_off_joins`. *Over all SMs*: of the speed with all launches whole, in the same process and round; median, least and most of the rounds.",
+        "Trainings alone in `mps`: every launch that can be on some of the SMs is, each as decided, or most leased, with a width (`widths.set`). *Put off*: `sm_limits.put_off_joins`. *Over all SMs*: of the speed with all launches whole, in the same process and round; median, least and most of the rounds.",
         "",
     ]
     rows = []

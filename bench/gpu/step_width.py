@@ -1,10 +1,9 @@
 """What a width costs a training alone: its speed with every launch that can be on some of the SMs.
 
 For each training, and with joins at once and put off (`sm_limits.put_off_joins`), one core in `mps` with the training
-as its only client. Its speed is measured under `fifo`, where all launches run whole, and under the policy
-`random-forms` with one form, in turns, several times, in the same process: processes differ by more than a width
-costs. A launch that is offered it runs on so many SMs, as decided for each (`decided`) or under a lease with a width
-(`leased`). Counted: launches on some of the SMs, and those directly behind another one, with no event between them.
+as its only client, under the policy `random-forms`. Its speed is measured with all launches whole and with those that
+are offered it on so many SMs, in turns, several times, in the same process: processes differ by more than a width
+costs. Each launch is decided (`decided`), or most are leased (`leased`), whole ones likewise. Counted: launches on some of the SMs, and those directly behind another one, with no event between them.
 At last with a width that changes at random times, where CUPTI says how long the GPU was idle at each change.
 """
 
@@ -17,7 +16,8 @@ POLICY = "../test-policies/random-forms"
 # SMs kept free for each width: one green context each.
 CORE = "[sm_limits]\nreserve_sms = [16, 68]\nput_off_joins = {}\n"
 SMS, SMS_ALL = (116, 64), 132
-WAYS = {"decided": "form = 2\n", "leased": "form = 6\nlease = 16\n"}
+# By way: all launches whole, and limited.
+WAYS = {"decided": ("form = 4\n", "form = 2\n"), "leased": ("form = 6\nlease = 16\n", "form = 6\nlease = 16\n")}
 # Short kernels cost most, and of those 10 us are to be worth it.
 TRAININGS = ("gpt2-train", "resnet50-train", "short-kernels-train")
 # Of the speed on all SMs, that of as many as there are of them may be undercut by so much.
@@ -41,15 +41,11 @@ class Turns:
 
     def __init__(self, suite, job, core, be):
         self.suite, self.job, self.core, self.be = suite, job, core, be
-        self.files = {}
 
     def load(self, sms, way):
-        """`sms` is `None`: all launches run whole."""
-        if sms is None:
-            self.core.ctl("policy", "load", self.suite.program("policies/fifo.wasm"))
-            return
+        """`sms` is 0: all launches run whole."""
         file = self.suite.work / f"width-{sms}-{way}.toml"
-        file.write_text(f"{WAYS[way]}sms = {sms}\nseed = 1\n")
+        file.write_text(f"{WAYS[way][sms > 0]}sms = {sms}\nseed = 1\n")
         self.core.ctl("policy", "load", self.suite.program(f"policies/{POLICY}.wasm"), "--config", file)
 
     def train(self, seconds):
@@ -69,29 +65,27 @@ def measure(suite, job, puts_off, failures):
     name = f"{job}-{'put-off' if puts_off else 'at-once'}"
     file = suite.work / f"width-{name}.toml"
     file.write_text(CORE.format(str(puts_off).lower()))
-    plans = [(None, None), *((sms, way) for sms in SMS for way in WAYS)]
+    plans = [(sms, way) for way in WAYS for sms in (0, *SMS)]
     found = {plan: [] for plan in plans}
-    with Core(suite, f"width-{name}", "fifo", "mps", None, ["--config", file]) as core:
+    with Core(suite, f"width-{name}", POLICY, "mps", WAYS["decided"][True] + f"sms = {SMS[0]}\n", ["--config", file]) as core:
         be = Client(suite, f"be-{name}", [job], core, "best-effort")
         with started([be]):
             for note in shortfalls(core.status(), "mps", [be.name]):
                 failures.add(f"{name}: {note}")
             turns = Turns(suite, job, core, be)
-            turns.load(SMS[0], "decided")
             turns.train(suite.args.forms_seconds)
             for _ in range(suite.args.rounds):
                 for plan in plans:
                     found[plan].append(turns.measure(*plan))
-    base = [rate for rate, _ in found[None, None]]
     rows = []
     for (sms, way), runs in found.items():
-        ratios = [rate / whole for (rate, _), whole in zip(runs, base, strict=True)]
+        ratios = [rate / whole for (rate, _), (whole, _) in zip(runs, found[0, way], strict=True)]
         made, limited, consecutive = (sum(of) for of in zip(*(counted for _, counted in runs), strict=True))
-        row = {"job": job, "sms": sms, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(median([rate for rate, _ in runs]), 4)}
+        row = {"job": job, "sms": sms or None, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(median([rate for rate, _ in runs]), 4)}
         row |= {"over_all_sms": round(median(ratios), 4), "over_all_sms_of_rounds": [round(min(ratios), 4), round(max(ratios), 4)]}
         rows.append(row | {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive})
         print(rows[-1], flush=True)
-        if sms is not None and limited < LIMITED_SHARE_MIN * made:
+        if sms and limited < LIMITED_SHARE_MIN * made:
             failures.add(f"{name}: only {limited} of {made} launches were on {sms} SMs")
     return rows
 
