@@ -52,6 +52,7 @@
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
 mod leases;
+mod load;
 mod service;
 mod settings;
 mod share;

@@ -1,5 +1,6 @@
 //! One service: what its units take when best effort is held back, and how much best-effort time it can bear.
 
+use crate::load::Load;
 use crate::share::{REVIEW_NS, REVIEW_UNITS, REVIEW_UNITS_MIN, Share, Verdict};
 use std::collections::VecDeque;
 use tally_sdk::{ClientId, NEVER, host};
@@ -118,6 +119,7 @@ pub struct Service {
     misses: bool,
     busy_from_ns: Option<u64>,
     busy_ns: u64,
+    load: Load,
     /// Units of this stretch beside which best effort was let in or under way, and how long they took in all.
     beside_units: u64,
     beside_ns: u64,
@@ -167,6 +169,7 @@ impl Service {
             misses: false,
             busy_from_ns: None,
             busy_ns: 0,
+            load: Load::default(),
             beside_units: 0,
             beside_ns: 0,
             stretch_units: 0,
@@ -485,7 +488,8 @@ impl Service {
             return false;
         }
         let was_strict = self.is_strict();
-        let busy_permille = self.busy_ns.saturating_mul(1_000) / stretch_ns;
+        let busy_permille =
+            self.load.add(self.stretch_units, self.busy_ns, stretch_ns, BUSY_PERMILLE_MAX);
         let [least, most] = INFLATION_PERMILLE;
         let tolerated = (1_000u64.saturating_sub(busy_permille) / 4).clamp(least, most);
         if self.beside_units > 0 {
@@ -512,6 +516,9 @@ impl Service {
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
         if self.is_strict() && !was_strict {
             self.share.halve();
+        }
+        if self.is_strict() != was_strict {
+            self.load.begin_anew();
         }
         self.is_strict() != was_strict
     }

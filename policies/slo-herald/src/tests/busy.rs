@@ -20,6 +20,30 @@ fn a_service_is_not_served_strictly_for_what_nothing_was_let_in() {
     }
 }
 
+/// Few long units may be busy for a while by chance.
+#[test]
+fn a_service_of_long_units_is_not_served_strictly_for_a_burst() {
+    let mut b = Bench::new(3_000 * MS);
+    b.units(64, 100 * MS);
+    let mut units = |count: u32, gap_ns: u64| {
+        for _ in 0..count {
+            b.begin();
+            let is_alone = b.policy.services[0].left_ns() == Some(0);
+            b.now_ns += 1;
+            b.decide(US);
+            let took_ns = if is_alone { 100 * MS } else { 120 * MS };
+            b.end(took_ns);
+            b.now_ns -= 4 * took_ns - gap_ns;
+        }
+        b.policy.services[0].is_strict()
+    };
+    for _ in 0..4 {
+        assert!(!units(20, 0));
+        assert!(!units(60, 100 * MS));
+    }
+    assert!((0..200).any(|_| units(1, 0)), "it lasts");
+}
+
 /// What is let in between units goes on beside the next one, and makes it longer.
 #[test]
 fn what_is_under_way_when_a_unit_begins_is_beside_it() {
