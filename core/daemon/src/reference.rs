@@ -69,7 +69,7 @@ fn example() -> String {
 fn configuration() -> String {
     document(
         "Configuration of `tally-core`",
-        "The file is TOML, and the core reads it once, at start. Every key has a default, and an unknown key or a \
+        "The file is TOML, and the core reads it once, at start. Every key can be left out, and an unknown key or a \
          value out of its range is an error. \
          [`tally-core.example.toml`](../../core/daemon/tally-core.example.toml) is a file of all defaults; \
          `tally-core --config FILE --check-config` checks a file.",

@@ -1,6 +1,6 @@
 //! The ABI between the shim (in every client's process) and the core.
 //!
-//! Two shared regions a client, each a sealed memfd, plus two eventfds and the
+//! Two shared regions a client, each a sealed memfd, plus an eventfd and the
 //! registration socket:
 //!
 //! | region | made by | client may | core may | holds |
@@ -10,7 +10,7 @@
 //!
 //! So a client cannot forge its class or a grant, and no client maps another's
 //! memory. Everything in a [`ClientRegion`] is untrusted input to the core: it
-//! is read through atomics, bounded, and a lie can only hurt the liar.
+//! is read through atomics and bounded. A lie can spoil predictions (`SECURITY.md`), no more.
 //!
 //! Read next: [`layout`] for the regions, [`ring`] for the submission protocol,
 //! [`marks`] for units of work that programs mark, [`wire`] for registration.

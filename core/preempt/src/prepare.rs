@@ -65,7 +65,7 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) 
 
 /// Whether a kernel may be limited to some of the SMs: its code was read, so that its blocks do not wait for one
 /// another and do not ask where they run. Closed libraries, by the library that holds the image, are the exception:
-/// their code is not read, or was found only to wait as most matrix products seem to.
+/// their code is not read by default, and where it is, loops that may wait do not count: most matrix products have some.
 pub fn may_be_limited(index: usize, function: Ptr) -> bool {
     let Some(kernel) = KERNELS.get(index) else { return false };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));

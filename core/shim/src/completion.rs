@@ -2,7 +2,7 @@
 //!
 //! The launching thread records an event behind a gated launch, within the launch's own call.
 //! Whether it has happened is asked by the shim's [`poller`](crate::poller) and by a thread that
-//! waits for its turn.
+//! waits for its answer.
 //!
 //! An event without timing, as these are, takes no GPU time and no entry of a hardware queue, holds up
 //! no other stream of its queue, and asking for it never waits, whatever other threads do (measured:
