@@ -20,11 +20,11 @@ def lines(content, table, made_with):
     text += table(header, rows)
     if not content["changes"]:
         return text
-    text += ["While the width changes after at most 2 ms, leased: how long the GPU was idle between two kernels, by CUPTI.", ""]
-    changes = [[row["job"], row["width_changes"], *gaps(row["changed"]), *gaps(row["same"])] for row in content["changes"]]
-    header = ["training", "changes of width", "changes of SMs", "idle then: p50 / p95 / p99 us", "other kernels", "idle before: p50 / p95 / p99 us"]
+    text += ["While the width changes after at most 2 ms, and launches that are decided get another one: how long the GPU was idle between two kernels, by CUPTI, also for the program's CPU.", ""]
+    changes = [[row["job"], *gaps(row["changed"]), *gaps(row["same"])] for row in content["changes"]]
+    header = ["training", "changes of SMs", "idle then: p50 / p95 / p99 us", "other kernels", "idle before: p50 / p95 / p99 us"]
     return text + table(header, changes)
 
 
 def gaps(of):
-    return of["count"], " / ".join(f"{of[key]:.1f}" for key in ("p50_us", "p95_us", "p99_us"))
+    return of["count"], "-" if not of["count"] else " / ".join(f"{of[key]:.1f}" for key in ("p50_us", "p95_us", "p99_us"))

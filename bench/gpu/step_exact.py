@@ -172,7 +172,7 @@ def main(suite):
             with failures.guard(f"{sharing}, vendor {vendor}, serial {serial}"):
                 rows.append(run_mode(suite, sharing, vendor, serial, expected, failures))
             suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
-        for what in filter(None, suite.args.widths.split(",")):
+        for what in suite.args.widths:
             with failures.guard(f"widths, {what}"):
                 rows.append(WIDTHS[what](suite, expected, failures))
             suite.write("exact.json", {"reference": expected, "rows": rows, "failures": failures.messages})
@@ -183,7 +183,7 @@ def add_arguments(parser):
     parser.add_argument("--sharing-modes", default="timeslice,mps", help="comma-separated")
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
     parser.add_argument("--serial", default="mps", help="sharing modes in which CUPTI runs kernels one at a time, comma-separated")
-    parser.add_argument("--widths", default=",".join(WIDTHS), help=f"what runs while its width changes, comma-separated: {', '.join(WIDTHS)}")
+    parser.add_argument("--widths", nargs="*", choices=WIDTHS, default=list(WIDTHS), help="what runs while its width changes; nothing: no such run")
     parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
     parser.add_argument("--launches-yielded", type=int, default=100, help="launches that must have yielded")

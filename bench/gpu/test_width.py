@@ -22,9 +22,9 @@ class KernelGaps(unittest.TestCase):
 
 class Width(unittest.TestCase):
     def test_what_loses_more_than_its_sms_falls_short(self):
-        row = {"job": "x", "sms": 116, "leased": True, "put_off_joins": True, "over_all_sms": 0.84}
-        self.assertEqual(step_width.shortfall([row]), ["x on 116 SMs: 0.84 of its speed, 0.849 wanted"])
-        fine = [{**row, "over_all_sms": 0.86}, {**row, "leased": False}, {**row, "sms": None, "leased": False}, {**row, "sms": 64, "over_all_sms": 0.4}]
+        row = {"job": "x", "sms": 112, "leased": True, "put_off_joins": True, "over_all_sms": 0.81}
+        self.assertEqual(step_width.shortfall([row]), ["x on 112 SMs: 0.81 of its speed, 0.818 wanted"])
+        fine = [{**row, "over_all_sms": 0.82}, {**row, "leased": False}, {**row, "sms": None, "leased": False}, {**row, "sms": 64, "over_all_sms": 0.4}]
         self.assertEqual(step_width.shortfall(fine), [])
 
 

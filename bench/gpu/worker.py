@@ -158,7 +158,7 @@ class Worker:
         return {"steps": steps, "seconds": elapsed, "steps_per_s": steps / elapsed}
 
     def gaps(self, job, steps):
-        """Of one stream of launches, not waited for in between, so that there is a backlog."""
+        """The steps are not waited for."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             for _ in range(steps):
                 self.trainings[job]()

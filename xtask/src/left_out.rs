@@ -1,6 +1,6 @@
 //! What `cargo xtask test` leaves out on this machine.
 
-use crate::test::{CUDA_INCLUDE, Group, PTXAS};
+use crate::test::{CUDA_HEADER, Group, PTXAS};
 use std::process::{Command, Stdio};
 
 /// What of a group does not run, and what it would need.
@@ -12,8 +12,8 @@ fn why(group: Group, is_set: impl Fn(&str) -> bool) -> Vec<String> {
     match group {
         Group::Cuda => {
             let ptxas = format!("core/rewriter/tests/ptxas.rs ({PTXAS} names no assembler)");
-            let headers = format!("core/shim/tests/headers.rs ({CUDA_INCLUDE} names no folder)");
-            let all = [(PTXAS, ptxas), (CUDA_INCLUDE, headers)];
+            let headers = format!("core/shim/tests/headers.rs ({CUDA_HEADER} names no `cuda.h`)");
+            let all = [(PTXAS, ptxas), (CUDA_HEADER, headers)];
             all.into_iter()
                 .filter(|(variable, _)| !is_set(variable))
                 .map(|(_, what)| what)
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn what_is_left_out_is_named() {
         let without_headers = why(Group::Cuda, |variable| variable == PTXAS);
-        assert!(matches!(&without_headers[..], [one] if one.contains("TALLY_CUDA_INCLUDE")));
+        assert!(matches!(&without_headers[..], [one] if one.contains("TALLY_CUDA_HEADER")));
         assert_eq!(why(Group::Cuda, |_| false).len(), 2);
         assert_eq!(why(Group::Cuda, |_| true), [""; 0]);
         assert_eq!(unit_left_out(true, true), [""; 0]);

@@ -23,9 +23,9 @@ use std::time::Instant;
 /// The package of the tests across processes.
 const E2E_PACKAGE: &str = "tally-tests";
 
-/// What [`Group::Cuda`] needs of NVIDIA: the assembler, and the folder of `cuda.h`. `.ci/run` sets both.
+/// What [`Group::Cuda`] needs of NVIDIA: the assembler, and `cuda.h` beside its other headers. `.ci/run` sets both.
 pub const PTXAS: &str = "TALLY_PTXAS";
-pub const CUDA_INCLUDE: &str = "TALLY_CUDA_INCLUDE";
+pub const CUDA_HEADER: &str = "TALLY_CUDA_HEADER";
 
 /// Time for each target of [`Group::Fuzz`] by default, s.
 const FUZZ_S: u32 = 20;
@@ -67,7 +67,7 @@ pub enum Group {
     /// The shared-memory rings under loom: every interleaving (with `--all`).
     Loom,
     /// NVIDIA's assembler takes what the PTX rewriter makes, left out without `TALLY_PTXAS`; no function of NVIDIA's
-    /// headers that uses a stream is missing in the shim, left out without `TALLY_CUDA_INCLUDE`.
+    /// headers that uses a stream is missing in the shim, left out without `TALLY_CUDA_HEADER`.
     Cuda,
     /// Policies in every language whose tools are here, and the tutorial (with `--all`).
     Languages,
@@ -286,7 +286,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             }
         }
         Group::Cuda => {
-            for (variable, test) in [(PTXAS, "ptxas"), (CUDA_INCLUDE, "headers")] {
+            for (variable, test) in [(PTXAS, "ptxas"), (CUDA_HEADER, "headers")] {
                 if let Some(path) = std::env::var_os(variable) {
                     let mut test = kernels_tests(&[test], filter);
                     // Tests run in their crate's folder.

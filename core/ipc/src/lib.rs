@@ -10,7 +10,7 @@
 //!
 //! So a client cannot forge its class or a grant, and no client maps another's
 //! memory. Everything in a [`ClientRegion`] is untrusted input to the core: it
-//! is read through atomics and bounded. A lie can spoil predictions (`SECURITY.md`), no more.
+//! is read through atomics and bounded; `SECURITY.md` says what a lie can do.
 //!
 //! Read next: [`layout`] for the regions, [`ring`] for the submission protocol,
 //! [`marks`] for units of work that programs mark, [`wire`] for registration.

@@ -34,8 +34,9 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
         }
     }
     state::set_high_priority(welcome.high_priority);
-    // What this client was started with wins.
-    state::set_fail_hold(told_fail_hold().unwrap_or(welcome.fail_hold));
+    // What this client was started with wins. Who goes first goes without a core, too.
+    let holds = told_fail_hold().unwrap_or(welcome.fail_hold);
+    state::set_fail_hold(holds && !welcome.high_priority);
     unit_profile::enable(welcome.profiles_units);
     let slice = match welcome.sharing {
         SharingMode::TimeSlice { slice_us: 1.., .. } => report_state::PENDING,

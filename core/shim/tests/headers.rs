@@ -1,7 +1,7 @@
 //! The table of entry points against NVIDIA's headers: whatever uses a stream is in it.
 //!
-//! `TALLY_CUDA_INCLUDE` is the folder of `cuda.h`, for example of the PyPI package `nvidia-cuda-runtime`:
-//! `TALLY_CUDA_INCLUDE=... cargo xtask test cuda`.
+//! `TALLY_CUDA_HEADER` is `cuda.h` beside its other headers, for example of the PyPI package `nvidia-cuda-runtime`:
+//! `TALLY_CUDA_HEADER=... cargo xtask test cuda`.
 
 use std::collections::BTreeSet;
 use tally_shim::entry_points::ENTRY_POINTS;
@@ -14,6 +14,26 @@ const HEADERS: [(&str, usize, bool); 4] = [
     ("cudaEGL.h", 10, true),
     ("cudaVDPAU.h", 4, false),
 ];
+/// What the headers of CUDA 13.5 have, for machines that lack them.
+const OF_STREAMS: &str = "cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources cuGraphicsUnmapResources \
+    cuLaunchCooperativeKernel cuLaunchGridAsync cuLaunchHostFunc cuLaunchHostFunc_v2 cuLaunchKernel cuMemAllocAsync \
+    cuMemAllocFromPoolAsync cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync \
+    cuMemFreeAsync cuMemMapArrayAsync cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync \
+    cuMemcpy2DAsync_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeerAsync \
+    cuMemcpy3DWithAttributesAsync cuMemcpyAsync cuMemcpyAtoHAsync_v2 cuMemcpyBatchAsync cuMemcpyBatchAsync_v2 \
+    cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoAAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyPeerAsync \
+    cuMemcpyWithAttributesAsync cuMemsetD16Async cuMemsetD2D16Async cuMemsetD2D32Async cuMemsetD2D8Async \
+    cuMemsetD32Async cuMemsetD8Async cuSignalExternalSemaphoresAsync cuStreamAddCallback cuStreamAttachMemAsync \
+    cuStreamBatchMemOp cuStreamBatchMemOp_v2 cuStreamBeginCaptureToCig cuStreamBeginCaptureToGraph \
+    cuStreamBeginCapture_v2 cuStreamBeginRecaptureToGraph cuStreamCopyAttributes cuStreamDestroy_v2 \
+    cuStreamEndCapture cuStreamEndCaptureToCig cuStreamQuery cuStreamSetAttribute cuStreamSynchronize \
+    cuStreamWaitEvent cuStreamWaitValue32 cuStreamWaitValue32_v2 cuStreamWaitValue64 cuStreamWaitValue64_v2 \
+    cuStreamWriteValue32 cuStreamWriteValue32_v2 cuStreamWriteValue64 cuStreamWriteValue64_v2 \
+    cuWaitExternalSemaphoresAsync cuFabricCpyBatchAsync";
+/// Of graphics: some use the default stream and are given none.
+const OF_GRAPHICS: &str = "cuGLMapBufferObject_v2 cuGLMapBufferObjectAsync_v2 cuGLUnmapBufferObject cuGLUnmapBufferObjectAsync \
+    cuEGLStreamConsumerAcquireFrame cuEGLStreamConsumerReleaseFrame cuEGLStreamProducerPresentFrame \
+    cuEGLStreamProducerReturnFrame";
 /// They only answer, or are about a capture.
 const ASK_ONLY: &str = "cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v3 cuStreamGetCtx \
     cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetDevice cuStreamGetFlags cuStreamGetGreenCtx cuStreamGetId \
@@ -38,8 +58,8 @@ struct Functions {
     all: BTreeSet<String>,
     /// They use a stream that they are given, or launch something.
     of_streams: BTreeSet<String>,
-    /// Variants for threads with default streams of their own.
-    variants: BTreeSet<String>,
+    /// What names stand for: a function, or its variant for threads with default streams of their own.
+    renamed: Vec<(String, String)>,
 }
 
 impl Functions {
@@ -62,34 +82,66 @@ impl Functions {
                 found.of_streams.insert(name.to_owned());
             }
         }
-        for (macro_name, suffix) in [("__CUDA_API_PTSZ(", "_ptsz"), ("__CUDA_API_PTDS(", "_ptds")] {
-            let names =
-                header.split(macro_name).skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
-            let is_function = |name: &&str| name.starts_with("cu");
-            found.variants.extend(names.filter(is_function).map(|name| name.to_owned() + suffix));
+        let names = header.lines().filter_map(|line| line.trim_start().strip_prefix("#define cu"));
+        for (name, target) in names.filter_map(|line| line.split_once(char::is_whitespace)) {
+            let (target, suffix) = match target.trim().split_once('(') {
+                Some(("__CUDA_API_PTSZ", target)) => (target.trim_end_matches(')'), "_ptsz"),
+                Some(("__CUDA_API_PTDS", target)) => (target.trim_end_matches(')'), "_ptds"),
+                Some(_) => continue,
+                None => (target.trim(), ""),
+            };
+            let name = format!("cu{name}");
+            if target.starts_with("cu") && name != target {
+                found.renamed.push((name.clone(), target.to_owned()));
+            }
+            if target.starts_with("cu") && !suffix.is_empty() {
+                found.of_streams.insert(target.to_owned() + suffix);
+            }
         }
         found
     }
 
     /// Those that the table should have.
     fn missing(&self) -> Vec<&str> {
-        table::set(ENTRY_POINTS);
-        let is_of = |list: &str, name: &str| list.split_whitespace().any(|one| one == name);
-        let is_fine = |name: &&str| {
-            let asks = is_of(ASK_ONLY, name.trim_end_matches("_ptsz"));
-            asks || is_of(OLD, name) || table::exact(name.as_bytes()).is_some()
-        };
-        self.of_streams
-            .union(&self.variants)
-            .map(String::as_str)
-            .filter(|name| !is_fine(name))
-            .collect()
+        let renamed = self.renamed.iter().filter(|(name, _)| self.of_streams.contains(name));
+        let all = self.of_streams.iter().chain(renamed.map(|(_, target)| target));
+        let missing: BTreeSet<&str> =
+            all.map(String::as_str).filter(|name| !is_fine(name)).collect();
+        missing.into_iter().collect()
     }
+}
+
+fn is_of(list: &str, name: &str) -> bool {
+    list.split_whitespace().any(|one| one == name)
+}
+
+fn is_in_table(name: &str) -> bool {
+    table::set(ENTRY_POINTS);
+    table::exact(name.as_bytes()).is_some()
+}
+
+fn is_fine(name: &str) -> bool {
+    is_of(ASK_ONLY, name.trim_end_matches("_ptsz")) || is_of(OLD, name) || is_in_table(name)
+}
+
+#[test]
+fn what_used_a_stream_is_replaced() {
+    let all = OF_STREAMS.split_whitespace().chain(OF_GRAPHICS.split_whitespace());
+    let missing: Vec<_> = all.filter(|name| !is_in_table(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let asking: Vec<_> = ASK_ONLY.split_whitespace().filter(|name| is_in_table(name)).collect();
+    assert!(asking.is_empty(), "they are not to be replaced: {asking:?}");
+    // A thread that has a default stream of its own calls another function.
+    let is_shared = |name: &&str| !is_in_table(&format!("{name}_ptsz"));
+    let shared: Vec<_> = OF_STREAMS.split_whitespace().filter(is_shared).collect();
+    assert_eq!(shared, ["cuLaunchGridAsync", "cuStreamDestroy_v2"]);
 }
 
 #[test]
 fn declarations_are_read() {
     let header = "#define cuG __CUDA_API_PTSZ(cuG)\n#define __CUDA_API_PTDS(api) api ## _ptds\n\
+        #define cuStreamDestroy cuStreamDestroy_v9\n#define cuMemAlloc cuMemAlloc_v9\n\
+        CUresult CUDAAPI cuStreamDestroy(CUstream a);\n\
         CUresult CUDAAPI cuA(CUstream a); /* CUresult CUDAAPI cuB(CUstream a); */\n\
         typedef CUresult (CUDAAPI *pfn)(CUstream a);\n\
         CUresult CUDAAPI cuC(CUstream *a, CUstreamCaptureMode b); // CUresult CUDAAPI cuD(CUstream a);\n\
@@ -97,18 +149,18 @@ fn declarations_are_read() {
         CUresult CUDAAPI cuStreamQuery(CUstream a);\n";
     let functions = Functions::of(header, false);
     let all: Vec<&str> = functions.all.iter().map(String::as_str).collect();
-    assert_eq!(all, ["cuA", "cuC", "cuE", "cuLaunchF", "cuStreamQuery"]);
-    assert_eq!(functions.missing(), ["cuA", "cuE", "cuG_ptsz", "cuLaunchF"]);
+    assert_eq!(all, ["cuA", "cuC", "cuE", "cuLaunchF", "cuStreamDestroy", "cuStreamQuery"]);
+    let missing = ["cuA", "cuE", "cuG_ptsz", "cuLaunchF", "cuStreamDestroy_v9"];
+    assert_eq!(functions.missing(), missing);
     assert!(Functions::of(header, true).missing().contains(&"cuC"));
 }
 
 #[test]
 #[ignore = "needs NVIDIA's headers: cargo xtask test cuda"]
 fn whatever_uses_a_stream_is_replaced() {
-    let folder =
-        std::env::var("TALLY_CUDA_INCLUDE").expect("TALLY_CUDA_INCLUDE is the folder of cuda.h");
+    let header = std::env::var("TALLY_CUDA_HEADER").expect("TALLY_CUDA_HEADER is cuda.h");
     for (name, least, by_pointer) in HEADERS {
-        let path = std::path::Path::new(&folder).join(name);
+        let path = std::path::Path::new(&header).with_file_name(name);
         let text = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let functions = Functions::of(&String::from_utf8_lossy(&text), by_pointer);
         assert!(functions.all.len() >= least, "{name}: {} functions", functions.all.len());

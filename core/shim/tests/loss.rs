@@ -60,6 +60,24 @@ fn a_lost_core_can_hold_until_the_next() {
 }
 
 #[test]
+fn high_priority_goes_on_without_a_core_in_either_mode() {
+    for told in [&[][..], &[("TALLY_FAIL", "hold")]] {
+        let mut core = Core::new();
+        let hold = Welcome { fail_hold: true, high_priority: true, ..welcome() };
+        let environment = [&[("TALLY_PRIORITY", "high")], told].concat();
+        let (mut p, client) = attached(&core, &hold, &environment);
+        client.ungated();
+        p.ok(&["launch 0 3"]);
+        core.stop();
+        client.die();
+        std::thread::sleep(Duration::from_millis(400));
+        p.ok(&["launch 0 4"]);
+        assert_eq!((p.driver("fake_ran"), p.driver("fake_disorder")), (7, 0));
+        p.ends_well();
+    }
+}
+
+#[test]
 fn threads_lose_nothing_while_cores_come_and_go() {
     for fail_hold in [false, true] {
         let mut core = Core::new();

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 const UNITS: u64 = 64;
 /// Of fewer it is not said that the service is too busy.
 const UNITS_MIN: u64 = 32;
+/// Stretches that are remembered at most: one may have no unit.
+const STRETCHES_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
@@ -27,7 +29,8 @@ impl Load {
     pub fn add(&mut self, units: u64, busy_ns: u64, ns: u64, most: u64) -> u64 {
         self.stretches.push_back(Stretch { units, busy_ns, ns });
         while let Some(oldest) = self.stretches.front()
-            && self.sum(|one| one.units) - oldest.units >= UNITS
+            && (self.stretches.len() > STRETCHES_MAX
+                || self.sum(|one| one.units) - oldest.units >= UNITS)
         {
             self.stretches.pop_front();
         }

@@ -487,9 +487,15 @@ impl Service {
         if stretch_ns < BUSY_STRETCH_NS || !is_enough {
             return false;
         }
+        // What was idle for long says nothing of the load that comes.
+        let is_idle = self.stretch_units < BUSY_UNITS && self.busy_ns < stretch_ns / 2;
         let was_strict = self.is_strict();
-        let busy_permille =
-            self.load.add(self.stretch_units, self.busy_ns, stretch_ns, BUSY_PERMILLE_MAX);
+        // Served strictly it is to be seen whether it is as busy alone, by as few units as that takes.
+        let most = if was_strict { u64::MAX } else { BUSY_PERMILLE_MAX };
+        let busy_permille = self.load.add(self.stretch_units, self.busy_ns, stretch_ns, most);
+        if is_idle {
+            self.load.begin_anew();
+        }
         let [least, most] = INFLATION_PERMILLE;
         let tolerated = (1_000u64.saturating_sub(busy_permille) / 4).clamp(least, most);
         if self.beside_units > 0 {

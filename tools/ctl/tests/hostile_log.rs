@@ -23,6 +23,7 @@ fn log(folder: &Path, component: &Path, digest: &str) -> PathBuf {
         name: EVIL.into(),
         digest: digest.into(),
         path: component.to_str().unwrap().into(),
+        reasons: vec![(1, EVIL.into())],
         ..About::default()
     };
     let file = folder.join("hostile.tlog");

@@ -42,6 +42,9 @@ fn a_service_of_long_units_is_not_served_strictly_for_a_burst() {
         assert!(!units(60, 100 * MS));
     }
     assert!((0..200).any(|_| units(1, 0)), "it lasts");
+    // It is as busy alone, and is tried again ever more seldom.
+    let strict = (0..6_000).filter(|_| units(1, 0)).count();
+    assert!(strict > 5_000, "{strict} of 6 000");
 }
 
 /// What is let in between units goes on beside the next one, and makes it longer.

@@ -108,6 +108,8 @@ impl RandomForms {
             Forms::Width if launch.can_limit() && !self.next().is_multiple_of(4) => {
                 let sms = if self.toggle_ns > 0 { self.any_width() } else { self.sms };
                 match sms {
+                    // Asked about as often as with a width.
+                    0 if self.toggle_ns == 0 => Decision::Run(0),
                     0 => Decision::Run(self.lease),
                     sms => Decision::SmLimited(sms),
                 }
@@ -147,7 +149,8 @@ impl Policy for RandomForms {
             _ => Forms::Width,
         };
         let slices = config.integer("slices", 4, 1..=1_000)?;
-        let sms = config.integer("sms", 1, 0..=1_000)? as u32;
+        let least = u64::from(forms != Forms::Width);
+        let sms = config.integer("sms", 1, least..=1_000)? as u32;
         let lease = config.integer("lease", 8, 0..=1_000_000)? as u32;
         let toggle_ns = config.integer("toggle_us", 0, 0..=1_000_000)? * 1_000;
         let hold_ns = config.integer("hold_us", 0, 0..=1_000_000)? * 1_000;

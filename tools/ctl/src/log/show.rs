@@ -3,7 +3,7 @@
 use super::{next, open};
 use crate::error::CtlError;
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::Path;
 use tally_decision_log::compare::{commands, fault, fault_name, shown};
@@ -31,6 +31,7 @@ pub fn run(
     }
     // Names of kernels are known from what came before, also before the last few.
     let mut context = Context::default();
+    let mut reasons = BTreeMap::new();
     let mut kept = VecDeque::new();
     let rest = loop {
         match next(&mut log, file) {
@@ -38,9 +39,12 @@ pub fn run(
                 if let Err(e) = world::apply(&mut context, &record) {
                     break Some(format!("{}: {e}", file.display()));
                 }
+                if let Record::Policy(policy) = &record {
+                    reasons = policy.reasons.iter().cloned().collect();
+                }
                 let line = match as_json {
                     true => value(&record, &context).to_string(),
-                    false => line(&record, &context),
+                    false => line(&record, &context, &reasons),
                 };
                 match last {
                     None => writeln!(out, "{line}")?,
@@ -85,7 +89,8 @@ fn begin(how: Begin) -> &'static str {
     }
 }
 
-fn line(record: &Record, context: &Context) -> String {
+/// `reasons`: of the active policy, by number.
+fn line(record: &Record, context: &Context, reasons: &BTreeMap<u8, String>) -> String {
     match record {
         Record::Policy(p) => format!("policy {} generation {} {}", p.name, p.generation, p.digest),
         Record::Base(_) => "the world, anew".into(),
@@ -126,13 +131,14 @@ fn line(record: &Record, context: &Context) -> String {
         Record::Begin { how, lost, .. } => format!("begin, {lost} lost, {}", begin(*how)),
         Record::Start(list) => format!("start: {}", commands(list)),
         Record::Decide { launch: l, answer } => format!(
-            "{} decide client {} kernel {} {} waited {} ns: {}{}",
+            "{} decide client {} kernel {} {} waited {} ns: {}{}{}",
             l.now_ns,
             l.client,
             l.kernel,
             name(context, l.kernel),
             l.waited_ns,
             shown(&answer.outcome),
+            why(&answer.outcome, reasons),
             also(answer)
         ),
         Record::Event { now_ns, event, answer } => {
@@ -186,6 +192,15 @@ fn form(form: Form) -> &'static str {
         Form::Preemptible => "preemptible",
         Form::SmLimited => "sm-limited",
     }
+}
+
+/// The text of the reason that a decision has.
+fn why(outcome: &Outcome<tally_engine::policy::Answer>, reasons: &BTreeMap<u8, String>) -> String {
+    let text = match outcome {
+        Outcome::Ok(answer) => reasons.get(&answer.reason).filter(|_| answer.reason > 0),
+        Outcome::Fault { .. } => None,
+    };
+    text.map_or(String::new(), |text| format!(" ({text})"))
 }
 
 fn reason(outcome: &Outcome<tally_engine::policy::Answer>) -> Value {
@@ -295,5 +310,19 @@ fn value(record: &Record, context: &Context) -> Value {
             "now_ns": now_ns, "kind": fault_name(*kind), "message": message,
         }}),
         Record::End { reason, dropped } => json!({"end": {"reason": reason, "dropped": dropped}}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tally_engine::policy::{Answer, Decision};
+
+    #[test]
+    fn a_decision_has_the_text_of_its_policys_reason() {
+        let reasons = BTreeMap::from([(0, "none".to_owned()), (2, "a request is open".to_owned())]);
+        let why =
+            |reason| why(&Outcome::Ok(Answer { decision: Decision::Run(0), reason }), &reasons);
+        assert_eq!([0, 1, 2].map(why), ["", "", " (a request is open)"]);
     }
 }
