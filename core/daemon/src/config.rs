@@ -184,7 +184,7 @@ impl Dispatch {
 pub enum Fail {
     /// Run its launches unscheduled.
     Open,
-    /// Hold launches until a core is there.
+    /// Hold launches until a core is there, but for programs that were admitted as high priority.
     Hold,
 }
 

@@ -142,7 +142,7 @@ impl Priority {
 pub enum Fail {
     /// Run launches unscheduled.
     Open,
-    /// Hold launches until a core is there.
+    /// Hold launches until a core is there, unless the program was admitted as high priority.
     Hold,
 }
 
