@@ -9,6 +9,8 @@ def lines(content, table, made_with):
         "Trainings alone in `mps`: every launch that can be on some of the SMs is, each as decided, or most leased, with a width (`widths.set`). *Put off*: `sm_limits.put_off_joins`. *Over all SMs*: of the speed with all launches whole, in the same process and round; median, least and most of the rounds.",
         "",
     ]
+    if content.get("note"):
+        text += [content["note"], ""]
     rows = []
     for row in content["rows"]:
         least, most = row["over_all_sms_of_rounds"]
