@@ -1,5 +1,5 @@
-//! What the shim adds to a launch: without Tally's environment, under a standing
-//! grant, and with a decision by a core that spins in this process. The driver
+//! What the shim adds to a launch: without Tally's environment, ungated, and
+//! with a decision by a core that spins in this process. The driver
 //! does nothing, so the figures are the shim's alone; subtract "driver alone".
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -58,7 +58,7 @@ fn on_cpu(bench: &mut criterion::Bencher<'_>, mut work: impl FnMut()) {
 }
 
 /// Where the core thread is: `u64::MAX` grants for good, otherwise it decides.
-static STANDING: AtomicU64 = AtomicU64::new(u64::MAX);
+static GRANT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Whether the core thread reads the client's activity all the time.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
@@ -81,7 +81,7 @@ fn core(listener: &UnixListener) {
     };
     let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     wire::send(socket.as_fd(), &welcome.encode(), &[fd.as_fd(), doorbell.as_fd()]).unwrap();
-    while STANDING.load(SeqCst) == u64::MAX {
+    while GRANT.load(SeqCst) == u64::MAX {
         let a = &client.activity;
         while LOOKING.load(SeqCst) {
             std::hint::black_box((a.busy_streams.load(SeqCst), a.busy_periods.load(SeqCst)));
@@ -200,7 +200,7 @@ fn benches(c: &mut Criterion) {
         })
     });
     let before = client.activity.next_ticket.load(SeqCst);
-    STANDING.store(0, SeqCst);
+    GRANT.store(0, SeqCst);
     while state::is_ungated() {
         std::hint::spin_loop();
     }

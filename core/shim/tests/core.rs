@@ -256,7 +256,7 @@ fn grants_come_and_go_and_numbers_go_on() {
     client.revoke();
     p.tell("launch 0");
     assert_eq!(client.take().completion, 9);
-    // While it waits, the grant becomes standing: that is an answer too.
+    // While it waits, the client becomes ungated: that is an answer too.
     client.ungated();
     assert_eq!(p.answer(), "0");
     assert_eq!(client.region.counters.launches(), 9);

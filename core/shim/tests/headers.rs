@@ -15,7 +15,8 @@ const HEADERS: [(&str, usize, bool); 4] = [
     ("cudaVDPAU.h", 4, false),
 ];
 /// What the headers of CUDA 13.5 have, for machines that lack them.
-const OF_STREAMS: &str = "cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources cuGraphicsUnmapResources \
+const OF_STREAMS: &str = "\
+    cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources cuGraphicsUnmapResources \
     cuLaunchCooperativeKernel cuLaunchGridAsync cuLaunchHostFunc cuLaunchHostFunc_v2 cuLaunchKernel cuMemAllocAsync \
     cuMemAllocFromPoolAsync cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync \
     cuMemFreeAsync cuMemMapArrayAsync cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync \
@@ -31,11 +32,13 @@ const OF_STREAMS: &str = "cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuG
     cuStreamWriteValue32 cuStreamWriteValue32_v2 cuStreamWriteValue64 cuStreamWriteValue64_v2 \
     cuWaitExternalSemaphoresAsync cuFabricCpyBatchAsync";
 /// Of graphics: some use the default stream and are given none.
-const OF_GRAPHICS: &str = "cuGLMapBufferObject_v2 cuGLMapBufferObjectAsync_v2 cuGLUnmapBufferObject cuGLUnmapBufferObjectAsync \
+const OF_GRAPHICS: &str = "\
+    cuGLMapBufferObject_v2 cuGLMapBufferObjectAsync_v2 cuGLUnmapBufferObject cuGLUnmapBufferObjectAsync \
     cuEGLStreamConsumerAcquireFrame cuEGLStreamConsumerReleaseFrame cuEGLStreamProducerPresentFrame \
     cuEGLStreamProducerReturnFrame";
 /// They only answer, or are about a capture.
-const ASK_ONLY: &str = "cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v3 cuStreamGetCtx \
+const ASK_ONLY: &str = "\
+    cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v3 cuStreamGetCtx \
     cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetDevice cuStreamGetFlags cuStreamGetGreenCtx cuStreamGetId \
     cuStreamGetPriority cuStreamIsCapturing cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2";
 /// With addresses of 32 bits: for programs built with CUDA 3.1 or older.
