@@ -491,8 +491,8 @@ impl Service {
         let is_idle = self.stretch_units < BUSY_UNITS && self.busy_ns < stretch_ns / 2;
         let was_strict = self.is_strict();
         // Served strictly it is to be seen whether it is as busy alone, by as few units as that takes.
-        let most = if was_strict { u64::MAX } else { BUSY_PERMILLE_MAX };
-        let busy_permille = self.load.add(self.stretch_units, self.busy_ns, stretch_ns, most);
+        let of_few = if was_strict { u64::MAX } else { BUSY_PERMILLE_MAX };
+        let busy_permille = self.load.add(self.stretch_units, self.busy_ns, stretch_ns, of_few);
         if is_idle {
             self.load.begin_anew();
         }
