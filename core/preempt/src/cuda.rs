@@ -348,6 +348,10 @@ driver_table! {
     node_destroy: [c"cuGraphDestroyNode"] fn(Ptr);
     node_in_clone: [c"cuGraphNodeFindInClone"] fn(*mut Ptr, Ptr, Ptr);
     graph_launch: [c"cuGraphLaunch"] fn(Ptr, Ptr);
+    graph_depend: [c"cuGraphAddDependencies_v2"] fn(Ptr, *const Ptr, *const Ptr, *const u64, usize);
+    capture_into: [c"cuStreamBeginCaptureToGraph"] fn(Ptr, Ptr, *const Ptr, *const u64, usize, c_int);
+    capture_info: [c"cuStreamGetCaptureInfo_v3"] fn(Ptr, *mut c_int, *mut u64, *mut Ptr, *mut *const Ptr, *mut *const u64, *mut usize);
+    capture_end: [c"cuStreamEndCapture"] fn(Ptr, *mut Ptr);
     kernel_attribute: [c"cuGraphKernelNodeGetAttribute"] fn(Ptr, c_int, *mut [u64; 8]);
     kernel_params: [c"cuGraphKernelNodeGetParams_v2", c"cuGraphKernelNodeGetParams"] fn(Ptr, *mut KernelNodeParams);
     event_destroy: [c"cuEventDestroy_v2", c"cuEventDestroy"] fn(Ptr);

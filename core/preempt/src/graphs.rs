@@ -5,6 +5,7 @@
 //! | [`partition`] | where a graph is divided |
 //! | [`build`] | the driver calls: copies, parts |
 //! | [`solo`] | kernels that are launched by themselves, transformed |
+//! | [`limit`] | copies on some of the SMs |
 //! | [`order`] | launches of one exec on several streams |
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
@@ -18,6 +19,7 @@
 
 pub mod build;
 pub mod home;
+pub mod limit;
 pub mod order;
 mod partition;
 pub mod reason;
@@ -72,6 +74,7 @@ struct Record {
     refused: Option<(u32, u32, Reason)>,
     /// A thread is making a chain.
     being_made: bool,
+    limits: limit::Limits,
     /// Held while it is being launched, also in the driver: see [`order`].
     launching: Arc<Lock>,
     /// Stream that the exec was launched on last.
@@ -105,6 +108,7 @@ impl Table {
             chain: None,
             refused: None,
             being_made: false,
+            limits: limit::Limits::default(),
             launching: Arc::new(Lock::new()),
             last: Last::Never,
             event: None,
@@ -127,7 +131,8 @@ impl Table {
     fn spoil(&mut self, exec: usize, reason: Reason) -> Option<impl Sized + use<>> {
         let record = self.records.get_mut(&exec)?;
         self.nodes -= record.nodes();
-        Some((std::mem::replace(&mut record.copy, Err(reason)), record.chain.take()))
+        let limits = std::mem::take(&mut record.limits);
+        Some((std::mem::replace(&mut record.copy, Err(reason)), record.chain.take(), limits))
     }
 }
 

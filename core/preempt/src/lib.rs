@@ -117,19 +117,22 @@ pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
             prepare::offers(shape, arguments, stream)
                 | sm_limit::offers(shape.kernel as usize, arguments, stream)
         }
-        Target::Graph(exec) => match graphs::state(*exec) {
-            GraphState::Transformable { kernel_nodes: 2.. }
-                if settings::rewrites()
-                    && graphs::is_at_home(*exec, stream.context)
-                    && gate::may_serve(stream.context)
-                    && watch::makes_room()
-                    && contexts::has_queues(stream.context) =>
-            {
-                // The gate is made by the worker, at the first wish for a slice.
-                if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
-            }
-            _ => 0,
-        },
+        Target::Graph(exec) => {
+            let parts = match graphs::state(*exec) {
+                GraphState::Transformable { kernel_nodes: 2.. }
+                    if settings::rewrites()
+                        && graphs::is_at_home(*exec, stream.context)
+                        && gate::may_serve(stream.context)
+                        && watch::makes_room()
+                        && contexts::has_queues(stream.context) =>
+                {
+                    // The gate is made by the worker, at the first wish for a slice.
+                    if gate::context() == 0 { CAN_PREPARE } else { CAN_SLICE }
+                }
+                _ => 0,
+            };
+            parts | sm_limit::offers_graph(*exec, stream)
+        }
         Target::Other => 0,
     }
 }
@@ -139,9 +142,17 @@ pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
     match &planned.target {
         Target::Kernel(arguments) => form::launch(planned, arguments, answer),
         Target::Graph(exec) => {
-            let Answer::Slice(nodes) = answer else { return None };
-            let result = graph::launch(planned, *exec, nodes)?;
-            planned.client.counters.graph_chained.fetch_add(1, Relaxed);
+            let counters = &planned.client.counters;
+            let (result, counter) = match answer {
+                Answer::Slice(nodes) => {
+                    (graph::launch(planned, *exec, nodes)?, &counters.graph_chained)
+                }
+                Answer::SmLimited(sms) => {
+                    (graphs::limit::launch(planned, *exec, sms)?, &counters.sm_limited)
+                }
+                Answer::Whole | Answer::Preemptible(_) => return None,
+            };
+            counter.fetch_add(1, Relaxed);
             Some(result)
         }
         Target::Other => None,

@@ -63,23 +63,46 @@ pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) 
     }
 }
 
-/// Whether a kernel may be limited to some of the SMs: its code was read, so that its blocks do not wait for one
-/// another and do not ask where they run. Closed libraries, by the library that holds the image, are the exception:
-/// their code is not read by default, and where it is, loops that may wait do not count: most matrix products have some.
-pub fn may_be_limited(index: usize, function: Ptr) -> bool {
-    let Some(kernel) = KERNELS.get(index) else { return false };
+/// Which launches of a kernel may be limited to some of the SMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limitable {
+    Never,
+    /// Those with more blocks than the whole GPU holds at once: no block can rely on all others.
+    Larger,
+    /// All: its code was read, and its blocks neither wait for one another nor ask where they run.
+    Any,
+}
+
+/// Which launches of a kernel may be limited. One that nobody has looked at is looked at now.
+pub fn limitable(index: usize, function: Ptr) -> Limitable {
+    look_at_new(index, function);
+    limitable_as_known(index)
+}
+
+/// A kernel is looked at, unless it was. The function lives.
+pub(crate) fn look_at_new(index: usize, function: Ptr) {
+    let state = KERNELS.get(index).map(|kernel| kernel.state.load(Acquire));
+    if state.is_some_and(|word| transform_state::unpack(word).0 == transform_state::UNKNOWN) {
+        look_at(index, function);
+    }
+}
+
+/// Which launches of a kernel may be limited, without asking the driver. Closed libraries, by the library that holds the
+/// image, need not have been read: by default they are not, and where they are, loops that may wait do not count, which
+/// most matrix products have.
+pub(crate) fn limitable_as_known(index: usize) -> Limitable {
+    let Some(kernel) = KERNELS.get(index) else { return Limitable::Never };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));
     if kernel.never_sm_limited.load(Relaxed) {
-        return false;
+        return Limitable::Never;
     }
     match state {
-        transform_state::UNKNOWN => {
-            look_at(index, function);
-            false
-        }
-        transform_state::READY => {
-            kernels::transformed(index).is_some_and(|transformed| !transformed.reads_sm)
-        }
+        transform_state::READY => match kernels::transformed(index) {
+            Some(transformed) if transformed.reads_sm => Limitable::Never,
+            Some(_) if detail & transform_state::SLICEABLE != 0 => Limitable::Any,
+            Some(_) => Limitable::Larger,
+            None => Limitable::Never,
+        },
         transform_state::WHOLE_ONLY => {
             let of_any = [
                 TransformRefusal::VendorLibrary,
@@ -87,10 +110,13 @@ pub fn may_be_limited(index: usize, function: Ptr) -> bool {
                 TransformRefusal::BlocksMayWait,
             ];
             let is_any = of_any.iter().any(|why| why.code() == detail);
-            is_any && kernel.may_be_limited_unread.load(Relaxed)
+            match is_any && kernel.may_be_limited_unread.load(Relaxed) {
+                true => Limitable::Larger,
+                false => Limitable::Never,
+            }
         }
         // Its code is going to be read.
-        _ => false,
+        _ => Limitable::Never,
     }
 }
 

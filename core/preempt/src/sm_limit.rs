@@ -8,10 +8,12 @@
 //! Green contexts share their device's primary context, and keep it: they are given up before the program's
 //! last reference to it goes ([`give_up`]). Launches in another context are not SM-limited.
 //!
-//! A launch is SM-limited only if it has more blocks than the whole GPU holds at once, so that no block can
-//! rely on all others, and if its stream has no property that another stream would lack. A launch that does not
-//! end is noted, and its kernel is never SM-limited again, neither in this run nor, through the profiles, in
-//! later ones.
+//! A launch is SM-limited only if no block can rely on all others: its code was read ([`Limitable`]), or it has more
+//! blocks than the whole GPU holds at once. Its stream must have no property that another stream would lack. A launch
+//! that does not end is noted, and its kernel is never SM-limited again, neither in this run nor, through the profiles,
+//! in later ones.
+//!
+//! Graphs need no stream of the shim's: [`graphs::limit`] has copies of them whose kernels are bound to a green context.
 
 use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing, is_primary};
 use crate::cuda::{
@@ -21,8 +23,8 @@ use crate::cuda::{
 use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
-use crate::prepare::{self, BACKLOG_MAX};
-use crate::{joins, kernels, settings, transformed};
+use crate::prepare::{self, BACKLOG_MAX, Limitable};
+use crate::{graphs, joins, kernels, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -44,8 +46,16 @@ struct GreenContext {
     streams: Box<[Vec<(i32, usize)>; STREAM_SLOTS]>,
 }
 
-/// An SM-limited launch: its slot, its number there, its kernel.
-type SmLimited = (usize, u32, usize);
+/// What was SM-limited.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Kernel(usize),
+    /// A graph: the program's exec.
+    Graph(usize),
+}
+
+/// An SM-limited launch: its slot, its number there, what it is of.
+type SmLimited = (usize, u32, What);
 /// SM-limited launches that are remembered.
 const SM_LIMITED_MAX: usize = 256;
 /// An SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
@@ -58,6 +68,13 @@ struct Pool {
     contexts: Vec<GreenContext>,
     events: Vec<usize>,
     next: usize,
+}
+
+impl Pool {
+    /// The place of the green context for a launch on at most `sms` SMs.
+    fn at(&self, sms: u32) -> usize {
+        self.contexts.iter().rposition(|green| green.sms <= sms).unwrap_or(0)
+    }
 }
 
 static POOL: Locked<Pool> =
@@ -77,18 +94,30 @@ pub fn configure(reserves: &[u32]) {
     WANTED.store(!reserves.is_empty(), Release);
 }
 
+/// Whether there are green contexts in a context, which is current. If there could be, they are made.
+fn serves(context: usize) -> bool {
+    if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
+        return false;
+    }
+    let is_made = CONTEXT.load(Acquire) == context;
+    if !is_made && is_primary(context) && !TRIED.swap(true, SeqCst) {
+        MAKE_IN.store(context, SeqCst);
+        MAKERS.fetch_add(1, SeqCst);
+        host().spawn("tally-sm-limit", false, make);
+    }
+    is_made
+}
+
+/// Whether a launch of a graph can be SM-limited: [`CAN_LIMIT`] or 0.
+pub fn offers_graph(exec: Ptr, stream: &StreamState) -> u32 {
+    let can_limit = serves(stream.context) && graphs::limit::offers(exec, stream.context);
+    if can_limit { CAN_LIMIT } else { 0 }
+}
+
 /// Whether a launch can be SM-limited: [`CAN_LIMIT`] or 0.
 pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> u32 {
     let context = stream.context;
-    if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
-        return 0;
-    }
-    if CONTEXT.load(Acquire) != context {
-        if is_primary(context) && !TRIED.swap(true, SeqCst) {
-            MAKE_IN.store(context, SeqCst);
-            MAKERS.fetch_add(1, SeqCst);
-            host().spawn("tally-sm-limit", false, make);
-        }
+    if !serves(context) {
         return 0;
     }
     let blocks = launch.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
@@ -97,9 +126,42 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         // One takes two entries of a queue.
         && stream.backlog <= BACKLOG_MAX
         && has_queues(context)
-        && prepare::may_be_limited(kernel, launch.function)
-        && transformed::resident_on_all(launch).is_some_and(|resident| blocks > resident);
+        && transformed::resident_on_all(launch).is_some_and(|resident| {
+            allows(prepare::limitable(kernel, launch.function), blocks, resident)
+        });
     if fits { CAN_LIMIT } else { 0 }
+}
+
+/// Whether a launch of so many blocks, of which the whole GPU holds `resident` at once, may be limited.
+pub(crate) fn allows(limitable: Limitable, blocks: u64, resident: u64) -> bool {
+    match limitable {
+        Limitable::Never => false,
+        Limitable::Larger => blocks > resident,
+        Limitable::Any => true,
+    }
+}
+
+/// SMs of the green context that a launch on at most `sms` SMs goes to: the smallest one if none has so few.
+pub(crate) fn green_sms(sms: u32) -> Option<u32> {
+    POOL.with(|pool| Some(pool.contexts.get(pool.at(sms))?.sms))
+}
+
+/// Runs `work` with a stream of the green context of exactly so many SMs, in which nothing was launched.
+pub(crate) fn within_green<T>(sms: u32, work: impl FnOnce(Ptr) -> T) -> Option<T> {
+    let green =
+        POOL.with(|pool| Some(pool.contexts.iter().find(|green| green.sms == sms)?.green))?;
+    let d = driver();
+    let (create, destroy) = (d.green_stream?, d.stream_destroy?);
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: a green context of ours; a valid out-pointer.
+    let made = unsafe { create(&mut stream, green as Ptr, STREAM_NON_BLOCKING, 0) };
+    if made != SUCCESS {
+        return None;
+    }
+    let result = work(stream);
+    // SAFETY: the stream made above.
+    unsafe { destroy(stream) };
+    Some(result)
 }
 
 /// A core was met that may know more of kernels.
@@ -128,19 +190,41 @@ pub fn was_decided(kernel: u32) -> bool {
 pub fn stuck(slot: usize, number: u32) {
     let mut found = Vec::new();
     SM_LIMITED.with(|all| {
-        all.retain(|(of, n, kernel)| {
+        all.retain(|(of, n, what)| {
             let is_stuck = *of == slot && ring::is_done(number, *n);
             if is_stuck {
-                found.push(*kernel);
+                found.push(*what);
             }
             !is_stuck
         });
     });
-    for kernel in found {
-        log!("kernel {kernel} did not end on some of the SMs: it is launched whole from now on");
-        kernels::refuse_sm_limit(kernel);
-        kernels::refuse(kernel, TransformRefusal::StuckLimited);
+    for what in found {
+        match what {
+            What::Kernel(kernel) => {
+                log!("kernel {kernel} did not end on some of the SMs: it is whole from now on");
+                kernels::refuse_sm_limit(kernel);
+                kernels::refuse(kernel, TransformRefusal::StuckLimited);
+            }
+            What::Graph(exec) => {
+                log!("graph {exec:#x} did not end on some of the SMs: it is whole from now on");
+                graphs::limit::refuse(exec);
+            }
+        }
     }
+}
+
+fn note_limited(slot: usize, number: u32, what: What) {
+    SM_LIMITED.with(|all| {
+        if all.len() >= SM_LIMITED_MAX {
+            all.pop_front();
+        }
+        all.push_back((slot, number, what));
+    });
+}
+
+/// A graph was launched on some of the SMs.
+pub(crate) fn note_graph(slot: usize, number: u32, exec: usize) {
+    note_limited(slot, number, What::Graph(exec));
 }
 
 /// A slot's launches up to `number` have ended.
@@ -311,7 +395,7 @@ pub(crate) fn wait_behind(stream: usize, other: usize) -> CuResult {
 /// The stream of a slot's, of this priority, on at most `sms` SMs, or on the smallest green context there is.
 fn limited_stream(slot: usize, priority: i32, sms: u32) -> Option<usize> {
     let (at, green, made) = POOL.with(|pool| {
-        let at = pool.contexts.iter().rposition(|w| w.sms <= sms).unwrap_or(0);
+        let at = pool.at(sms);
         let chosen = pool.contexts.get(at)?;
         let made = chosen.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
         Some((at, chosen.green, made.map(|(_, stream)| *stream)))
@@ -385,12 +469,7 @@ pub fn launch(
     if is_consecutive {
         planned.client.counters.sm_limited_consecutive.fetch_add(1, Relaxed);
     }
-    SM_LIMITED.with(|all| {
-        if all.len() >= SM_LIMITED_MAX {
-            all.pop_front();
-        }
-        all.push_back((slot, planned.number, kernel));
-    });
+    note_limited(slot, planned.number, What::Kernel(kernel));
     Some(SUCCESS)
 }
 
@@ -414,6 +493,7 @@ pub fn give_up(context: usize, wait_out: impl FnOnce()) {
     CONTEXT.store(0, Release);
     joins::forget(context);
     wait_out();
+    graphs::limit::give_up(context);
     let (contexts, events) =
         POOL.with(|pool| (std::mem::take(&mut pool.contexts), std::mem::take(&mut pool.events)));
     destroy(contexts, events);

@@ -25,7 +25,9 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, LEASED};
+use tally_ipc::layout::submission_flags::{
+    CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE, GRAPH, LEASED,
+};
 use tally_ipc::layout::whole_because;
 use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
@@ -100,6 +102,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     // While the shim loads code nothing may be launched that this could wait for, and nothing may come between the parts
     // of another thread's launch.
     let is_limited = matches!(answer, Some((Answer::SmLimited(_), _)));
+    // A graph runs in the program's own stream.
+    let is_unjoined = is_limited && !call.is_graph;
     let go = || {
         if sample {
             let stream = slots::explicit(call.stream, call.per_thread);
@@ -122,7 +126,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         }
         result
     };
-    if is_limited { quiesce::while_open_unjoined(go) } else { quiesce::while_open(go) }
+    if is_unjoined { quiesce::while_open_unjoined(go) } else { quiesce::while_open(go) }
 }
 
 impl Gated<'_> {
@@ -293,7 +297,8 @@ fn publish(
     if let Some(e) = epoch.filter(|e| e.core.granted.ticket.load(SeqCst) > ticket) {
         request.flags |= LEASED;
         let sms = e.core.granted.width_sms.load(Acquire);
-        if sms > 0 && request.flags & CAN_LIMIT != 0 && sm_limit::was_decided(request.kernel) {
+        let may_end = request.flags & GRAPH != 0 || sm_limit::was_decided(request.kernel);
+        if sms > 0 && request.flags & CAN_LIMIT != 0 && may_end {
             request.limited_sms = sms;
         }
     }

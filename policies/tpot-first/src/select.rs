@@ -244,8 +244,7 @@ pub fn yields(launch: &Launch, decision: Decision) -> bool {
 
 /// Whether it can run on some of the SMs.
 fn can_limit(launch: &Launch) -> bool {
-    let is_whole = LaunchState::COOPERATIVE | LaunchState::GRAPH;
-    launch.can_limit() && !launch.state.intersects(is_whole)
+    launch.can_limit() && !launch.state.contains(LaunchState::COOPERATIVE)
 }
 
 /// Of a kernel that ran limited only, what it would take on all SMs.

@@ -6,6 +6,7 @@
 //! runs in the context.
 
 use super::home::{Home, is_full, made, retire};
+use super::limit;
 use super::partition;
 use super::reason::{NODES_MAX, Reason};
 use super::solo::{self, Solo, attribute};
@@ -36,7 +37,7 @@ const KEPT_ATTRIBUTES: [i32; 3] =
 
 /// A graph of ours.
 #[derive(Debug)]
-struct Graph(Ptr);
+pub(super) struct Graph(Ptr);
 
 // SAFETY: a handle; whoever has it is its only user.
 unsafe impl Send for Graph {}
@@ -45,7 +46,11 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    fn copy(of: Ptr) -> Result<Self, Reason> {
+    pub(super) fn handle(&self) -> Ptr {
+        self.0
+    }
+
+    pub(super) fn copy(of: Ptr) -> Result<Self, Reason> {
         let f = driver().graph_clone.ok_or(Reason::Missing("cuGraphClone"))?;
         let mut copy = null_mut();
         // SAFETY: a live graph; a valid out-pointer.
@@ -56,7 +61,7 @@ impl Graph {
     }
 
     /// The copies of the nodes of the graph that this one was copied from.
-    fn find(&self, nodes: &[Ptr]) -> Result<Vec<Ptr>, Reason> {
+    pub(super) fn find(&self, nodes: &[Ptr]) -> Result<Vec<Ptr>, Reason> {
         let f = driver().node_in_clone.ok_or(Reason::Missing("cuGraphNodeFindInClone"))?;
         let find = |node: &Ptr| {
             let mut copy = null_mut();
@@ -64,6 +69,12 @@ impl Graph {
             check("cuGraphNodeFindInClone", unsafe { f(&mut copy, *node, self.0) }).map(|()| copy)
         };
         nodes.iter().map(find).collect()
+    }
+
+    /// One exec of the whole, which stands for a graph that was copied.
+    pub(super) fn instantiate(self, of: &GraphCopy) -> Result<Parts, Reason> {
+        let pieces = ManuallyDrop::new(VecDeque::from([Piece::Graph(self)]));
+        Pieces { home: of.home.clone(), flags: of.flags, pieces }.instantiate()
     }
 }
 
@@ -77,24 +88,24 @@ impl Drop for Graph {
     }
 }
 
-fn check(call: &'static str, result: CuResult) -> Result<(), Reason> {
+pub(super) fn check(call: &'static str, result: CuResult) -> Result<(), Reason> {
     if result == SUCCESS { Ok(()) } else { Err(Reason::Driver(call, result)) }
 }
 
 /// What a graph consists of.
 #[derive(Debug)]
-struct Survey {
-    nodes: Vec<Ptr>,
+pub(super) struct Survey {
+    pub(super) nodes: Vec<Ptr>,
     /// Kernels of each node: more than one for a child graph.
     kernels: Vec<u32>,
-    edges: Vec<(usize, usize)>,
+    pub(super) edges: Vec<(usize, usize)>,
     /// What its kernels' nodes launch, those of child graphs included.
     functions: HashSet<usize>,
 }
 
 impl Survey {
     /// Reads a graph that is launched in `context`.
-    fn of(graph: Ptr, context: usize) -> Result<Self, Reason> {
+    pub(super) fn of(graph: Ptr, context: usize) -> Result<Self, Reason> {
         let nodes = nodes_of(graph)?;
         let mut functions = HashSet::new();
         let kernels = nodes.iter().map(|n| kernels_of(*n, 0, context, &mut functions));
@@ -235,6 +246,8 @@ pub struct GraphCopy {
     flags: u64,
     /// Nodes whose kernels could be launched by themselves.
     solo: Vec<solo::Node>,
+    /// Its kernel nodes outside of child graphs.
+    pub(super) kernels: Vec<limit::Node>,
     /// What its kernels' nodes launch.
     functions: HashSet<usize>,
     /// Destroyed unless its context was.
@@ -265,14 +278,20 @@ impl GraphCopy {
         let copies = copy.find(&survey.nodes)?;
         check_attributes(&survey.nodes, &copies, &survey.kernels)?;
         // A child graph of one kernel is none: it has no parameters to read.
-        let kernels = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
-        let kernels = kernels.filter(|_| rewrites());
+        let single = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
+        let single = single.map(|(node, _)| *node);
         let context = home.context();
-        let solo = kernels.filter_map(|(node, _)| solo::Node::of(*node, context)).collect();
+        let kernels = single.clone().filter_map(limit::Node::of).collect();
+        let rewritten = single.filter(|_| rewrites());
+        let solo = rewritten.filter_map(|node| solo::Node::of(node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
         let (functions, graph) = (survey.functions, ManuallyDrop::new(copy));
-        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, functions, graph })
+        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, kernels, functions, graph })
+    }
+
+    pub(super) fn graph(&self) -> Ptr {
+        self.graph.0
     }
 
     /// What can be said of a size of parts without looking at the graph.

@@ -1,6 +1,6 @@
 //! Why graphs are launched whole, and the bounds behind that.
 
-use crate::cuda::CuResult;
+use crate::cuda::{CuResult, OUT_OF_MEMORY};
 use std::fmt;
 
 /// Graphs with more nodes are not copied: a copy for each part is made out of them.
@@ -75,6 +75,11 @@ impl Reason {
     /// For another size of parts the answer may be different.
     pub(crate) fn is_of_this_size(self) -> bool {
         matches!(self, Reason::OnePart | Reason::TooManyParts(_))
+    }
+
+    /// The driver had no memory.
+    pub(crate) fn is_of_memory(self) -> bool {
+        matches!(self, Reason::Driver(_, OUT_OF_MEMORY))
     }
 
     /// It may be different at any time.

@@ -58,7 +58,7 @@ pub struct Solo {
 }
 
 /// A node's parameters, which are the graph's.
-fn read(node: Ptr) -> Option<KernelNodeParams> {
+pub(super) fn read(node: Ptr) -> Option<KernelNodeParams> {
     let mut params = KernelNodeParams::default();
     // SAFETY: a kernel node of a graph of ours; a valid out-pointer.
     let result = driver().kernel_params.map(|f| unsafe { f(node, &mut params) });
@@ -111,7 +111,7 @@ fn launched(params: &KernelNodeParams) -> Ptr {
     if params.function.is_null() { params.kernel } else { params.function }
 }
 
-fn arguments(params: &KernelNodeParams) -> KernelArguments {
+pub(super) fn arguments(params: &KernelNodeParams) -> KernelArguments {
     KernelArguments {
         function: launched(params),
         grid: params.grid,
@@ -124,7 +124,7 @@ fn arguments(params: &KernelNodeParams) -> KernelArguments {
     }
 }
 
-type Value = [u64; 8];
+pub(super) type Value = [u64; 8];
 /// What an attribute's value is looked at for.
 type Test = fn(&Value) -> bool;
 
@@ -132,13 +132,21 @@ type Test = fn(&Value) -> bool;
 /// known how to launch it with them.
 fn stays(attribute: impl Fn(i32) -> Option<Value>) -> bool {
     let has = |which, is: Test| attribute(which).is_some_and(|value| is(&value));
-    // Three words, in the first twelve bytes.
-    let is_cluster =
-        |v: &Value| [v[0] as u32, (v[0] >> 32) as u32, v[1] as u32].iter().any(|n| *n > 1);
-    attribute(LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] as u32 != 0)
-        || has(LAUNCH_ATTRIBUTE_CLUSTER, is_cluster)
-        || has(LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, is_cluster)
+    has(LAUNCH_ATTRIBUTE_CLUSTER, is_cluster)
         || has(LAUNCH_ATTRIBUTE_PRIORITY, |v| v[0] as u32 != 0)
+        || is_lost(attribute)
+}
+
+fn is_cluster(value: &Value) -> bool {
+    // Three words, in the first twelve bytes.
+    [value[0] as u32, (value[0] >> 32) as u32, value[1] as u32].iter().any(|n| *n > 1)
+}
+
+/// Whether a node has attributes that no launch of its kernel would give it.
+pub(super) fn is_lost(attribute: impl Fn(i32) -> Option<Value>) -> bool {
+    let has = |which, is: Test| attribute(which).is_some_and(|value| is(&value));
+    attribute(LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] as u32 != 0)
+        || has(LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, is_cluster)
         || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 != 0)
         // A byte for either domain. By default the first is domain 0, and the other 1 where there is one.
         || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 != 0)
@@ -154,10 +162,30 @@ fn hints(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
         (LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING, |v| v[0] as u32 != 0),
         (LAUNCH_ATTRIBUTE_CARVEOUT, |v| v[0] as i32 > 0),
     ];
-    let found = says_something.into_iter().filter_map(|(which, says)| {
-        let value = attribute(which).filter(says)?;
+    those_of(attribute, &says_something)
+}
+
+/// What a node's kernel is captured with: all of its attributes that say something, if none [is lost](is_lost).
+pub(super) fn attributes_of(attribute: impl Fn(i32) -> Option<Value>) -> Vec<LaunchAttribute> {
+    let mut all = those_of(
+        &attribute,
+        &[
+            (LAUNCH_ATTRIBUTE_CLUSTER, is_cluster),
+            (LAUNCH_ATTRIBUTE_PRIORITY, |v| v[0] as u32 != 0),
+        ],
+    );
+    all.extend(hints(attribute));
+    all
+}
+
+fn those_of(
+    attribute: impl Fn(i32) -> Option<Value>,
+    says_something: &[(i32, Test)],
+) -> Vec<LaunchAttribute> {
+    let found = says_something.iter().filter_map(|(which, says)| {
+        let value = attribute(*which).filter(says)?;
         let words = std::array::from_fn(|i| (value[i / 2] >> (32 * (i % 2))) as u32);
-        Some(LaunchAttribute::new(which, words))
+        Some(LaunchAttribute::new(*which, words))
     });
     found.collect()
 }

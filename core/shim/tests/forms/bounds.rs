@@ -152,7 +152,11 @@ fn leased_launches_have_the_clients_width_once_their_kernel_was_limited() {
             until_limited(core, "limited?");
             core.lease(LEASED_ALL, 1);
             let (requests, limited) = ten_times(core, "leased?");
-            assert_eq!((asked_for(&requests), limited), ((20, 10), 10), "but for those that fit");
+            assert_eq!(
+                (asked_for(&requests), limited),
+                ((20, 20), 20),
+                "those that fit, too: read"
+            );
             core.lease(LEASED_ALL, 0);
             let (requests, limited) = ten_times(core, "whole?");
             assert_eq!((asked_for(&requests), limited), ((20, 0), 0));

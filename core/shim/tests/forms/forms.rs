@@ -287,7 +287,7 @@ fn some_of_the_sms() {
             let of_few = |(r, _): &&(Request, Answer)| r.grid[0] == FEW;
             let offered =
                 core.requests("step").iter().filter(of_few).any(|(r, _)| r.flags & CAN_LIMIT != 0);
-            assert!(!offered, "blocks that fit the whole GPU at once may wait for one another");
+            assert!(offered, "its code was read: its blocks do not wait for one another");
         },
     );
 }
@@ -363,6 +363,7 @@ fn limited_although_they_may_wait<T>(
             while crate::program::ask("again?") == "yes" {
                 for kernel in &kernels {
                     ok(device.launch(*kernel, [CROWD, 1, 1], 1, null_mut(), &[out]));
+                    ok(device.launch(*kernel, [FEW, 1, 1], 1, null_mut(), &[out]));
                 }
                 // Ordinary code is limited all the while.
                 device.step(&device.cells(CROWD), [CROWD, 1, 1], null_mut(), 1, 0);
@@ -399,6 +400,11 @@ fn limited_although_they_may_wait<T>(
             let is_limited = |name: &&str| {
                 core.requests(name).iter().any(|(request, _)| request.flags & CAN_LIMIT != 0)
             };
+            let of_few = |name: &str| {
+                let all = core.requests(name).into_iter().map(|(request, _)| request);
+                all.filter(|r| r.grid[0] == FEW).any(|r| r.flags & CAN_LIMIT != 0)
+            };
+            assert!(!names().any(of_few), "blocks that fit the whole GPU at once may wait");
             found = Some(names().filter(is_limited).map(str::to_owned).collect());
         },
     );

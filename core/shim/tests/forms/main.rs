@@ -13,6 +13,7 @@ mod elsewhere;
 mod ends;
 mod forms;
 mod governor;
+mod graph_limit;
 mod graph_parts;
 mod graphs;
 mod joins;

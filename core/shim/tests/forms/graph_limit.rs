@@ -1,0 +1,259 @@
+//! Graphs on some of the SMs.
+
+use crate::bounds::{crowd, limiting};
+use crate::governor::{Governor, SMS};
+use crate::graphs::{BLOCKS, Rounds, launch, recorded};
+use crate::program::{Device, Ptr, ask, ok, wait_for};
+use crate::{both, both_under, welcome};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, GRAPH};
+use tally_ipc::ring::{Answer, Request};
+use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
+
+/// This answer for graphs, everything else whole.
+fn graphs_as(core: &Governor, answer: Answer) {
+    core.policy(move |request, _| match request.flags & GRAPH {
+        0 => Answer::Whole,
+        _ => answer,
+    });
+}
+
+/// Answers a program's question with "on" until `is_done` says so for the first time.
+fn on_until(core: &mut Governor, question: &str, is_done: impl Fn(&Governor) -> bool) {
+    for round in 0.. {
+        assert!(round < 10_000, "{question}: in vain");
+        core.expect(question);
+        if is_done(core) {
+            return;
+        }
+        core.say("on");
+    }
+}
+
+fn limited(core: &Governor) -> u64 {
+    core.counters().sm_limited.load(SeqCst)
+}
+
+/// Graphs' launches that the core was asked for, of so many kernels.
+fn of_graphs(core: &Governor, kernels: u32) -> Vec<Request> {
+    let all = core.requests("").into_iter().map(|(request, _)| request);
+    all.filter(|r| r.flags & GRAPH != 0 && r.grid[0] == kernels).collect()
+}
+
+#[test]
+fn graphs_on_some_of_the_sms_keep_their_order_and_compute_the_same() {
+    const STEPS: u32 = 4;
+    let rewrite = RewriteSettings { reserve_sms: vec![1, 2], ..welcome().rewrite };
+    let welcome = Welcome { sharing: SharingMode::Unmanaged, rewrite, ..welcome() };
+    both(
+        graphs_on_some_of_the_sms_keep_their_order_and_compute_the_same,
+        &welcome,
+        |device| {
+            device.primary_context();
+            device.warm_up();
+            let (stream, other) = (device.stream(1), device.stream(1));
+            let rounds = Rounds::new(device, stream, STEPS);
+            let mut launches = 0;
+            while ask("round") != "end" {
+                // On two streams: each launch of an exec comes behind the one before it.
+                for stream in [stream, other, stream] {
+                    launch(device, rounds.exec, stream);
+                }
+                launches += 3;
+                device.sync(stream);
+                device.sync(other);
+            }
+            rounds.check(device, launches);
+        },
+        |core| {
+            core.warm_up("step");
+            let chained = |core: &Governor| core.counters().graph_chained.load(SeqCst);
+            for sms in [SMS - 1, SMS - 2, u32::MAX, 1, SMS - 1] {
+                graphs_as(core, Answer::SmLimited(sms));
+                let before = limited(core);
+                on_until(core, "round", |core| limited(core) > before + 6);
+                core.say("on");
+                // In parts in between: other execs, of the same graph.
+                graphs_as(core, Answer::Slice(1));
+                let before = chained(core);
+                on_until(core, "round", |core| chained(core) > before + 2);
+                core.say("on");
+            }
+            core.expect("round");
+            core.say("end");
+            core.ends(0);
+            let c = core.counters();
+            assert_eq!((c.failed.load(SeqCst), c.rescued.load(SeqCst)), (0, 0));
+        },
+    );
+}
+
+/// A kernel that ends when the host says so, and one that does nothing.
+const HOLDS: &str = ".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry holds(.param .u64 p_words) {
+    .reg .pred %p<2>;
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p_words];
+    st.volatile.global.u32 [%rd1], 1;
+again:
+    ld.volatile.global.u32 %r1, [%rd1+4];
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra again;
+    ret;
+}
+.visible .entry idles() {
+    ret;
+}
+";
+
+/// A graph of which a kernel holds its SMs until the second word is set.
+fn holding(device: &Device, module: Ptr, words: u64, stream: Ptr) -> Ptr {
+    let [holds, idles] = ["holds", "idles"].map(|name| device.function_of(module, name));
+    let blocks = crowd(device);
+    recorded(device, stream, || {
+        ok(device.launch(idles, [1; 3], 1, stream, &[]));
+        ok(device.launch(holds, [blocks, 1, 1], 1, stream, &[words]));
+        ok(device.launch(idles, [1; 3], 1, stream, &[]));
+    })
+}
+
+#[test]
+fn a_graph_on_some_of_the_sms_leaves_the_others_free() {
+    both(
+        a_graph_on_some_of_the_sms_leaves_the_others_free,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            device.warm_up();
+            let module = device.load_in_library(HOLDS, "libcublas.so.0");
+            let (stream, other) = (device.stream(1), device.stream(1));
+            let words = device.words();
+            let exec = holding(device, module, words.as_ptr() as u64, stream);
+            words[1].store(1, SeqCst);
+            while ask("round") == "on" {
+                launch(device, exec, stream);
+                device.sync(stream);
+            }
+            let cells = device.cells(BLOCKS);
+            words[0].store(0, SeqCst);
+            words[1].store(0, SeqCst);
+            launch(device, exec, stream);
+            wait_for(&words[0], 1);
+            // Were the graph everywhere, this would wait for it.
+            device.step(&cells, [BLOCKS, 1, 1], other, 1, 0);
+            device.sync(other);
+            // SAFETY: a stream of ours.
+            assert_eq!(unsafe { (device.cuda.cuStreamQuery)(stream) }, 600, "it holds, still");
+            words[1].store(1, SeqCst);
+            device.sync(stream);
+            device.check_steps(&cells, &[1]);
+        },
+        |core| {
+            core.warm_up("step");
+            graphs_as(core, Answer::SmLimited(SMS - 1));
+            on_until(core, "round", |core| limited(core) > 2);
+            core.say("end");
+            core.ends(0);
+            assert_eq!(core.counters().failed.load(SeqCst), 0);
+        },
+    );
+}
+
+#[test]
+fn a_graph_with_a_large_kernel_that_may_wait_is_never_limited() {
+    both(
+        a_graph_with_a_large_kernel_that_may_wait_is_never_limited,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            device.warm_up();
+            let module = device.load(HOLDS);
+            let stream = device.stream(1);
+            let words = device.words();
+            words[1].store(1, SeqCst);
+            // Three kernels, of which one is the program's own and may wait; and five that may be limited.
+            let waits = holding(device, module, words.as_ptr() as u64, stream);
+            let cells = device.cells(BLOCKS);
+            let steps = recorded(device, stream, || {
+                (0..5).for_each(|k| device.step(&cells, [BLOCKS, 1, 1], stream, k, 0));
+            });
+            let mut ks = Vec::new();
+            while ask("round") == "on" {
+                launch(device, waits, stream);
+                launch(device, steps, stream);
+                device.sync(stream);
+                ks.extend(0..5);
+            }
+            device.check_steps(&cells, &ks);
+        },
+        |core| {
+            core.warm_up("step");
+            core.policy(|request, _| match request.flags & CAN_LIMIT {
+                0 => Answer::Whole,
+                _ => Answer::SmLimited(1),
+            });
+            on_until(core, "round", |core| limited(core) > 20);
+            core.say("end");
+            core.ends(0);
+            let is_offered = |r: &Request| r.flags & CAN_LIMIT != 0;
+            assert!(of_graphs(core, 5).iter().any(is_offered));
+            let waits = of_graphs(core, 3);
+            assert!(waits.len() > 20 && !waits.iter().any(is_offered));
+        },
+    );
+}
+
+/// What is bound to green contexts goes before they do, and is made anew for later ones.
+#[test]
+fn limited_graphs_end_with_the_primary_context() {
+    both_under(
+        limited_graphs_end_with_the_primary_context,
+        &[("TALLY_SOFTCUDA_STRICT", "1")],
+        &limiting(),
+        |device| {
+            let first = device.context;
+            for question in ["one", "two"] {
+                device.primary_context();
+                device.warm_up();
+                let stream = device.stream(1);
+                let rounds = Rounds::new(device, stream, 2);
+                let mut launches = 0;
+                while ask(question) == "on" {
+                    launch(device, rounds.exec, stream);
+                    device.sync(stream);
+                    launches += 1;
+                }
+                rounds.check(device, launches);
+                // SAFETY: retained above.
+                ok(unsafe { (device.cuda.cuDevicePrimaryCtxRelease_v2)(0) });
+                let (mut flags, mut active) = (0, 0);
+                // SAFETY: valid out-pointers.
+                ok(unsafe { (device.cuda.cuDevicePrimaryCtxGetState)(0, &mut flags, &mut active) });
+                assert_eq!(active, 0, "nothing of the shim's keeps it");
+                // SAFETY: a context of ours.
+                ok(unsafe { (device.cuda.cuCtxSetCurrent)(first) });
+            }
+            device.context = first;
+            device.reload();
+            assert_eq!(ask("done"), "on");
+            device.step(&device.cells(2), [2, 1, 1], null_mut(), 1, 0);
+        },
+        |core| {
+            for question in ["one", "two"] {
+                core.warm_up("step");
+                graphs_as(core, Answer::SmLimited(1));
+                let before = limited(core);
+                on_until(core, question, |core| limited(core) > before + 2);
+                core.say("end");
+            }
+            core.expect("done");
+            core.say("on");
+            core.ends(0);
+            assert_eq!(core.counters().failed.load(SeqCst), 0);
+        },
+    );
+}
