@@ -1,6 +1,6 @@
 """Bit-identical training while every kernel that can be transformed is, and yields at random.
 
-Reference: deterministic trainings (ResNet-50, BERT, GPT-2 small) in a process
+Reference: deterministic trainings (ResNet-50, also as a graph, BERT, GPT-2 small) in a process
 alone; two runs must agree. Then, for each sharing, with and without kernels
 of the vendor's closed libraries: the same trainings as a best-effort client
 under the policy `random-forms`, which runs launches preemptible, sliced and (where
@@ -22,8 +22,6 @@ POLICY = "../test-policies/random-forms"
 RUN_TIMEOUT_S = 90
 RUNS_MAX = 6
 WIDTH_CHANGES = 200
-# What has launches of more blocks than the whole GPU holds: others are never limited. A decode service has none.
-LIMITED = ("trainings",)
 # A decode service of fewer layers, and the steps in which it generates tokens.
 SERVICE, SERVICE_LAYERS, SERVICE_STEPS = "llama-8b-service", "8", 512
 
@@ -86,7 +84,7 @@ def decode_reference(suite):
 
 def run_widths(suite, what, job, env, run, failures):
     """One core, one client whose width changes, until it did often enough; `run` tells what differs of a run. A row."""
-    args, label, is_limited = suite.args, f"mps-widths-{what}", what in LIMITED
+    args, label = suite.args, f"mps-widths-{what}"
     config = f"form = 6\nlease = 16\ntoggle_us = {args.toggle_us}\nseed = 5\n"
     row = {"machine": suite.machine, "sharing": "mps", "vendor_libraries": False, "what": what, "runs": []}
     with Core(suite, label, POLICY, "mps", config) as core:
@@ -102,10 +100,10 @@ def run_widths(suite, what, job, env, run, failures):
                 print(label, row["runs"][-1], entry["decisions"], flush=True)
                 for name in different:
                     failures.add(f"{label}: {name} differs from the unshared run")
-                if different or (changes >= WIDTH_CHANGES and (limited or not is_limited)):
+                if different or (changes >= WIDTH_CHANGES and limited):
                     break
             row |= {"transformed": entry["transformed"], "decisions": entry["decisions"], "width_changes": changes}
-    if changes < WIDTH_CHANGES or (is_limited and not limited):
+    if changes < WIDTH_CHANGES or not limited:
         failures.add(f"{label}: {changes} changes of width and {limited} leased launches that were limited; {WIDTH_CHANGES} and some were wanted")
     return row
 
@@ -184,7 +182,7 @@ def add_arguments(parser):
     parser.add_argument("--vendor", default="off,on", help="comma-separated: off, on")
     parser.add_argument("--serial", default="mps", help="sharing modes in which CUPTI runs kernels one at a time, comma-separated")
     parser.add_argument("--widths", nargs="*", choices=WIDTHS, default=list(WIDTHS), help="what runs while its width changes; nothing: no such run")
-    parser.add_argument("--models", default="resnet50,bert,gpt2-small", help="comma-separated")
+    parser.add_argument("--models", default="resnet50,bert,gpt2-small,resnet50-graph", help="comma-separated")
     parser.add_argument("--steps", type=int, default=10, help="training steps of each model in a run")
     parser.add_argument("--launches-yielded", type=int, default=100, help="launches that must have yielded")
     parser.add_argument("--toggle-us", type=int, default=1500, help="longest time between two requests")

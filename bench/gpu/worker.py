@@ -46,6 +46,7 @@ EXACT = {
     "resnet50": lambda: models.resnet50_training(batch=32),
     "bert": models.bert_training,
     "gpt2-small": lambda: models.gpt2_training(batch=4, tokens=512),
+    "resnet50-graph": lambda: models.captured(models.resnet50_training(batch=32)),
 }
 
 

@@ -237,7 +237,8 @@ pub struct Rewrite {
     /// forbids modifying them: read the operator's guide before you switch it on.
     pub vendor_libraries: bool,
     /// A launch that was asked to yield and has not done so after this time is rescued: its remaining
-    /// blocks are launched once more beside it. Its kernel is not transformed again until `tallyctl profiles clear`.
+    /// blocks are launched once more beside it. A slice has four times as long, and a launch that is not asked any more
+    /// twenty times. Its kernel is not transformed again until `tallyctl profiles clear`.
     #[schemars(range(min = 1, max = 10_000))]
     pub rescue_ms: u32,
     /// Disk space for transformed kernels that the programs of each user keep for their next start. 0:

@@ -170,8 +170,8 @@ pub fn instantiated(exec: Ptr, graph: Ptr) {
         false => GraphCopy::new(exec, graph).map(Arc::new),
         true => Err(Reason::UserObjects),
     };
-    if let Err(reason) = &copy {
-        log!("graph {exec:?}: launched whole: {reason}");
+    if let Some(reason) = copy.as_ref().map_or_else(|reason| Some(*reason), |copy| copy.undivided) {
+        log!("graph {exec:?}: not launched in parts: {reason}");
     }
     // Dropped here, without the lock.
     let _old = TABLE.with(|table| table.insert(exec as usize, copy));
@@ -225,9 +225,10 @@ pub fn forget(homes: &[Arc<Home>]) {
 pub fn state(exec: Ptr) -> GraphState {
     TABLE.with(|table| match table.records.get(&(exec as usize)) {
         None => GraphState::Unknown,
-        Some(Record { copy: Ok(copy), .. }) => {
-            GraphState::Transformable { kernel_nodes: copy.kernel_nodes }
-        }
+        Some(Record { copy: Ok(copy), .. }) => match copy.undivided {
+            Some(reason) => GraphState::Whole(reason),
+            None => GraphState::Transformable { kernel_nodes: copy.kernel_nodes },
+        },
         Some(Record { copy: Err(reason), .. }) => GraphState::Whole(*reason),
     })
 }
@@ -289,6 +290,9 @@ pub fn chain(exec: Ptr, kernels_per_part: u32, making: Making) -> Result<Chain, 
         Ok(copy) => copy,
         Err(chain) => return Ok(chain),
     };
+    if let Some(reason) = copy.undivided {
+        return Err(reason);
+    }
     // Without the lock: these look at every kernel and every node.
     let ready = kernels::ready(copy.home.context());
     let solo = copy.solo(&ready);

@@ -87,7 +87,7 @@ fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, TransformRe
     }
     let mut rewritten = disk_cache::rewrite(&bytes, arch, form, library.as_deref())?;
     // A kernel whose blocks may wait for each other is never transformed: a block that has run could wait for one that
-    // was skipped. `may_wait` is found by `rewriter/src/cubin/sass.rs` and `rewriter/src/ptx/body.rs`.
+    // was skipped. `may_wait` is found by `rewriter/src/cubin/patch.rs` and `rewriter/src/ptx/mod.rs`.
     let mut read_sm = Vec::new();
     for kernel in rewritten.kernels.extract_if(.., |kernel| kernel.may_wait) {
         if kernel.reads_sm {

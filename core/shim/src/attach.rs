@@ -1,7 +1,7 @@
 //! Meeting the core: before the program's `cuInit`, or at its first launch if
 //! that was not seen.
 //!
-//! Without `TALLY_SOCKET` and `TALLY_PRIORITY` the shim passes every call through and counts nothing.
+//! With neither `TALLY_SOCKET` nor `TALLY_PRIORITY` the shim passes every call through and counts nothing.
 //! May delay a program by at most `link::FIRST_MAX` (5 s). Never prints.
 
 use crate::connection::Settings;

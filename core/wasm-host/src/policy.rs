@@ -386,7 +386,7 @@ impl WasmPolicy {
             self.subscriptions = Subscriptions::NONE;
             tracing::error!(
                 target: "policy", policy = self.compiled.name(),
-                "disabled after {} faults; the built-in rule serves until another is loaded",
+                "disabled after {} faults; the built-in rule serves until the core has loaded another",
                 self.recent_faults
             );
         }

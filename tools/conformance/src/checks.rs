@@ -13,6 +13,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use tally_contract::limits::COMMANDS_MAX;
 use tally_engine::policy::{Fault, FaultKind};
 use tally_wasm_host::LoadError;
 
@@ -275,8 +276,9 @@ fn sane(faults: &BTreeMap<FaultKind, String>, seen: &Seen) -> Check {
         return Check { name, outcome: Outcome::Fail, detail: fault.clone(), advice };
     }
     if seen.commands_dropped > 0 {
-        let detail = format!("{} commands beyond 256 in one call", seen.commands_dropped);
-        let advice = "one call may ask for 256 things; the rest is not done";
+        let detail =
+            format!("{} commands beyond {COMMANDS_MAX} in one call", seen.commands_dropped);
+        let advice = "one call may ask for so many things; the rest is not done";
         return Check { name, outcome: Outcome::Fail, detail, advice };
     }
     let mut odd = Vec::new();

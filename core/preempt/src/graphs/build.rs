@@ -98,7 +98,8 @@ pub(super) struct Survey {
     pub(super) nodes: Vec<Ptr>,
     /// Kernels of each node: more than one for a child graph.
     kernels: Vec<u32>,
-    pub(super) edges: Vec<(usize, usize)>,
+    /// From, to, and `CUgraphEdgeData`: zero for a plain "after its end".
+    pub(super) edges: Vec<(usize, usize, u64)>,
     /// What its kernels' nodes launch, those of child graphs included.
     functions: HashSet<usize>,
 }
@@ -110,16 +111,22 @@ impl Survey {
         let mut functions = HashSet::new();
         let kernels = nodes.iter().map(|n| kernels_of(*n, 0, context, &mut functions));
         let kernels = kernels.collect::<Result<Vec<_>, Reason>>()?;
-        if kernels.iter().filter(|k| **k > 0).count() < 2 {
-            return Err(Reason::OneKernel);
-        }
         let index: HashMap<_, _> = nodes.iter().enumerate().map(|(i, n)| (*n, i)).collect();
-        let edges = edges_of(graph)?.into_iter().map(|(from, to)| {
+        let edges = edges_of(graph)?.into_iter().map(|(from, to, data)| {
             let at = |n| index.get(&n).copied().ok_or(Reason::NoOrder);
-            Ok((at(from)?, at(to)?))
+            Ok((at(from)?, at(to)?, data))
         });
         let edges = edges.collect::<Result<_, Reason>>()?;
         Ok(Survey { nodes, kernels, edges, functions })
+    }
+
+    /// Why it is never divided, whatever its kernels are.
+    fn undivided(&self) -> Option<Reason> {
+        if self.edges.iter().any(|(.., data)| *data != 0) {
+            return Some(Reason::ProgrammaticEdges);
+        }
+        let with_kernels = self.kernels.iter().filter(|kernels| **kernels > 0).count();
+        (with_kernels < 2).then_some(Reason::OneKernel)
     }
 }
 
@@ -140,8 +147,8 @@ fn nodes_of(graph: Ptr) -> Result<Vec<Ptr>, Reason> {
     Ok(nodes)
 }
 
-/// Dependencies; refused where one is not a plain "after its end".
-fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr)>, Reason> {
+/// Dependencies, with their data.
+fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr, u64)>, Reason> {
     let d = driver();
     let get = |from: *mut Ptr, to: *mut Ptr, data: *mut u64, count: &mut usize| {
         if let Some(f) = d.graph_edges_data {
@@ -167,10 +174,8 @@ fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr)>, Reason> {
     // `CUgraphEdgeData` is eight bytes: ports, type, and padding that is zero.
     let mut data = vec![0_u64; count];
     get(from.as_mut_ptr(), to.as_mut_ptr(), data.as_mut_ptr(), &mut count)?;
-    if data.iter().any(|d| *d != 0) {
-        return Err(Reason::ProgrammaticEdges);
-    }
-    Ok(from.into_iter().zip(to).take(count).collect())
+    let edges = from.into_iter().zip(to).zip(data).take(count);
+    Ok(edges.map(|((from, to), data)| (from, to, data)).collect())
 }
 
 /// A node's kernels, or why a graph with it is never divided.
@@ -243,6 +248,8 @@ pub struct GraphCopy {
     /// Kernel nodes, those in child graphs included.
     pub kernel_nodes: u32,
     pub nodes: usize,
+    /// Why it is never launched in parts, but may be limited to some of the SMs.
+    pub undivided: Option<Reason>,
     flags: u64,
     /// Nodes whose kernels could be launched by themselves.
     solo: Vec<solo::Node>,
@@ -286,8 +293,19 @@ impl GraphCopy {
         let solo = rewritten.filter_map(|node| solo::Node::of(node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
+        let undivided = survey.undivided();
         let (functions, graph) = (survey.functions, ManuallyDrop::new(copy));
-        Ok(GraphCopy { home, kernel_nodes, nodes, flags, solo, kernels, functions, graph })
+        Ok(GraphCopy {
+            home,
+            kernel_nodes,
+            nodes,
+            undivided,
+            flags,
+            solo,
+            kernels,
+            functions,
+            graph,
+        })
     }
 
     pub(super) fn graph(&self) -> Ptr {
@@ -335,6 +353,8 @@ impl GraphCopy {
         solo: &[usize],
     ) -> Result<VecDeque<Piece>, Reason> {
         let Survey { nodes, kernels, edges, .. } = Survey::of(self.graph.0, self.home.context())?;
+        let edges: Vec<(usize, usize)> =
+            edges.into_iter().map(|(from, to, _)| (from, to)).collect();
         let solo = self.solo.iter().filter(|node| solo.contains(&node.handle));
         let solo = solo.filter_map(|node| Some((node.handle, Solo::of(node, ready)?)));
         let mut solo: HashMap<usize, Solo> = solo.collect();

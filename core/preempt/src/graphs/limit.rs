@@ -265,18 +265,37 @@ fn bound(copy: &GraphCopy, nodes: &[usize], stream: Ptr) -> Result<Parts, Reason
     let place: HashMap<usize, usize> =
         all.iter().enumerate().map(|(at, node)| (*node as usize, at)).collect();
     let (mut before, mut behind) = (vec![Vec::new(); all.len()], vec![Vec::new(); all.len()]);
-    for (from, to) in edges {
-        before[to].push(from);
-        behind[from].push(to);
+    for (from, to, data) in &edges {
+        before[*to].push((*from, *data));
+        behind[*from].push((*to, *data));
     }
     for node in nodes {
         let at = *place.get(node).ok_or(Reason::NoOrder)?;
-        let of = |places: &[usize]| -> Vec<Ptr> { places.iter().map(|at| mine[*at]).collect() };
+        let of = |places: &[(usize, u64)]| -> (Vec<Ptr>, Vec<u64>) {
+            places.iter().map(|(at, data)| (mine[*at], *data)).unzip()
+        };
         let (after, next) = (of(&before[at]), of(&behind[at]));
         mine[at] = work.capture_anew(mine[at], all[at], stream, &after, &next)?;
     }
+    // All dependencies are there, as they were: those of programmatic launches, too.
+    let made = Survey::of(work.handle(), copy.home.context())?;
+    let place: HashMap<usize, usize> =
+        mine.iter().enumerate().map(|(at, node)| (*node as usize, at)).collect();
+    let places = made.nodes.iter().map(|node| place.get(&(*node as usize)).copied());
+    let places: Vec<usize> = places.collect::<Option<_>>().ok_or(Reason::NoOrder)?;
+    let of_made = made.edges.iter().map(|(from, to, data)| (places[*from], places[*to], *data));
+    let mut of_made: Vec<_> = of_made.collect();
+    of_made.sort_unstable();
+    let mut edges = edges;
+    edges.sort_unstable();
+    if of_made != edges {
+        return Err(Reason::AttributesLost);
+    }
     work.instantiate(copy)
 }
+
+/// Nodes, and the data of the edges from or to them.
+type Ends = (Vec<Ptr>, Vec<u64>);
 
 impl Graph {
     /// Replace `node`, the copy of `original`, by a launch of its kernel in `stream`.
@@ -285,8 +304,8 @@ impl Graph {
         node: Ptr,
         original: Ptr,
         stream: Ptr,
-        after: &[Ptr],
-        next: &[Ptr],
+        after: &Ends,
+        (next, data): &Ends,
     ) -> Result<Ptr, Reason> {
         let d = driver();
         let depend = d.graph_depend.ok_or(Reason::Missing("cuGraphAddDependencies_v2"))?;
@@ -307,9 +326,9 @@ impl Graph {
         }
         let from = vec![made; next.len()];
         if !next.is_empty() {
-            // SAFETY: nodes of a graph of ours, in arrays of this length; no data of edges, which are plain.
+            // SAFETY: nodes of a graph of ours, in arrays of this length.
             let result = unsafe {
-                depend(self.handle(), from.as_ptr(), next.as_ptr(), std::ptr::null(), next.len())
+                depend(self.handle(), from.as_ptr(), next.as_ptr(), data.as_ptr(), next.len())
             };
             check("cuGraphAddDependencies_v2", result)?;
         }
@@ -319,7 +338,12 @@ impl Graph {
     }
 
     /// Capture a launch in `stream`, behind these nodes.
-    fn capture(&self, launch: &KernelArguments, stream: Ptr, after: &[Ptr]) -> Result<Ptr, Reason> {
+    fn capture(
+        &self,
+        launch: &KernelArguments,
+        stream: Ptr,
+        (after, data): &Ends,
+    ) -> Result<Ptr, Reason> {
         let d = driver();
         let begin = d.capture_into.ok_or(Reason::Missing("cuStreamBeginCaptureToGraph"))?;
         let end = d.capture_end.ok_or(Reason::Missing("cuStreamEndCapture"))?;
@@ -336,9 +360,8 @@ impl Graph {
         // SAFETY: a stream and a graph of ours, nodes of that; valid out-pointers; the parameters are those of a node that
         // lives, or its copies.
         unsafe {
-            let none = std::ptr::null();
-            let begun =
-                begin(stream, self.handle(), after.as_ptr(), none, after.len(), CAPTURE_RELAXED);
+            let (from, edges, count) = (after.as_ptr(), data.as_ptr(), after.len());
+            let begun = begin(stream, self.handle(), from, edges, count, CAPTURE_RELAXED);
             check("cuStreamBeginCaptureToGraph", begun)?;
             let launched = launch_ex(&config, launch.function, launch.params, launch.extra);
             let (mut status, mut count, mut graph) = (0, 0, null_mut());

@@ -50,7 +50,7 @@ metrics! {
     EVENTS: counter "tally_policy_events_total" []
         "Calls of event functions, of all policies since the core started.";
     BUILT_IN_RULE: counter "tally_built_in_rule_launches_total" []
-        "Launches decided by the built-in rule because the policy failed.";
+        "Decisions by the built-in rule because the policy failed, holds included.";
     LOAD_FAILURES: counter "tally_policy_load_failures_total" [] "Policies that could not be loaded.";
     FAULTS: counter "tally_policy_faults_total" ["kind"]
         "Calls that failed, by kind, of all policies since the core started.";
