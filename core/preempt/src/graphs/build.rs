@@ -148,7 +148,7 @@ fn nodes_of(graph: Ptr) -> Result<Vec<Ptr>, Reason> {
 }
 
 /// Dependencies, with their data.
-fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr, u64)>, Reason> {
+pub(super) fn edges_of(graph: Ptr) -> Result<Vec<(Ptr, Ptr, u64)>, Reason> {
     let d = driver();
     let get = |from: *mut Ptr, to: *mut Ptr, data: *mut u64, count: &mut usize| {
         if let Some(f) = d.graph_edges_data {

@@ -12,7 +12,7 @@
 //! Copies are made by a launch that finds nothing running in the context, as parts are ([`Making::IfIdle`]). They go
 //! before the green contexts do ([`give_up`]).
 
-use super::build::{Graph, GraphCopy, Parts, Step, Survey, check};
+use super::build::{Graph, GraphCopy, Parts, Step, Survey, check, edges_of};
 use super::home::{self, is_full};
 use super::reason::Reason;
 use super::solo::{self, Value, attribute};
@@ -278,17 +278,16 @@ fn bound(copy: &GraphCopy, nodes: &[usize], stream: Ptr) -> Result<Parts, Reason
         mine[at] = work.capture_anew(mine[at], all[at], stream, &after, &next)?;
     }
     // All dependencies are there, as they were: those of programmatic launches, too.
-    let made = Survey::of(work.handle(), copy.home.context())?;
-    let place: HashMap<usize, usize> =
+    let at: HashMap<usize, usize> =
         mine.iter().enumerate().map(|(at, node)| (*node as usize, at)).collect();
-    let places = made.nodes.iter().map(|node| place.get(&(*node as usize)).copied());
-    let places: Vec<usize> = places.collect::<Option<_>>().ok_or(Reason::NoOrder)?;
-    let of_made = made.edges.iter().map(|(from, to, data)| (places[*from], places[*to], *data));
-    let mut of_made: Vec<_> = of_made.collect();
-    of_made.sort_unstable();
+    let at = |node: Ptr| at.get(&(node as usize)).copied();
+    let made = edges_of(work.handle())?;
+    let made = made.into_iter().map(|(from, to, data)| Some((at(from)?, at(to)?, data)));
+    let mut made: Vec<_> = made.collect::<Option<_>>().ok_or(Reason::NoOrder)?;
+    made.sort_unstable();
     let mut edges = edges;
     edges.sort_unstable();
-    if of_made != edges {
+    if made != edges {
         return Err(Reason::AttributesLost);
     }
     work.instantiate(copy)
