@@ -27,6 +27,9 @@ fn the_way_that_lets_more_work_in_is_kept() {
     b.begin();
     let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
     assert_eq!(b.decide_on(&can), Decision::SmLimited(sms));
+    // A graph has kernel nodes, not blocks.
+    let graph = Launch { state: can.state | LaunchState::GRAPH, grid_blocks: 3, ..can };
+    assert_eq!(b.decide_on(&graph), Decision::SmLimited(sms));
     // A light one is not worth it, and one that fits would not be limited.
     let light = Launch { predicted_ns: 4 * US, ..can };
     let fits = Launch { grid_blocks: sms.into(), ..can };

@@ -53,6 +53,16 @@ fn a_long_launch_yields_one_turnaround_before_the_next_step() {
 }
 
 #[test]
+fn a_graph_that_can_be_limited_runs_beside_a_step() {
+    let mut b = Bench::new("");
+    b.steps(10, OWN);
+    b.begin();
+    let launch = b.limitable(3 * MS);
+    let graph = Launch { state: launch.state | LaunchState::GRAPH, grid_blocks: 3, ..launch };
+    assert_eq!(b.decide(&graph), Decision::SmLimited(32));
+}
+
+#[test]
 fn a_measured_turnaround_takes_the_place_of_the_first_one() {
     let mut b = with_rhythm("turnaround_us = 100");
     let decision = b.decide(&graph(&b, 50 * MS));
