@@ -400,6 +400,7 @@ pub fn reset() {
     COUNT.store(0, SeqCst);
     HAS_OBJECTS.store(false, SeqCst);
     home::reset();
+    limit::reset();
 }
 
 #[cfg(test)]

@@ -77,6 +77,8 @@ pub trait Host: Sync {
     fn alone(&self, issue: &mut dyn FnMut());
     /// The same if nothing runs in a context either.
     fn alone_and_idle(&self, context: usize, work: &mut dyn FnMut());
+    /// The same by a thread that is not in a launch yet. Waits for nobody.
+    fn alone_and_idle_outside(&self, context: usize, work: &mut dyn FnMut());
     /// Whether a launch may be made now to help a stuck one. It may not while the driver holds launches back
     /// until that one has ended. If it may, [`Host::help_ends`] follows.
     fn help_begins(&self) -> bool;
@@ -121,6 +123,14 @@ pub(crate) fn alone_and_idle<T>(context: usize, work: impl FnOnce() -> T) -> Opt
     let (mut work, mut result) = (Some(work), None);
     let mut work = || result = work.take().map(|work| work());
     host().alone_and_idle(context, &mut work);
+    result
+}
+
+/// [`Host::alone_and_idle_outside`]. `None`: nothing was done.
+pub(crate) fn alone_and_idle_outside<T>(context: usize, work: impl FnOnce() -> T) -> Option<T> {
+    let (mut work, mut result) = (Some(work), None);
+    let mut work = || result = work.take().map(|work| work());
+    host().alone_and_idle_outside(context, &mut work);
     result
 }
 
@@ -201,6 +211,7 @@ impl Host for Absent {
     }
     fn alone(&self, _: &mut dyn FnMut()) {}
     fn alone_and_idle(&self, _: usize, _: &mut dyn FnMut()) {}
+    fn alone_and_idle_outside(&self, _: usize, _: &mut dyn FnMut()) {}
     fn help_begins(&self) -> bool {
         true
     }

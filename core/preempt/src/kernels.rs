@@ -87,6 +87,7 @@ pub fn refuse(index: usize, why: TransformRefusal) {
 pub fn refuse_sm_limit(index: usize) {
     if let Some(kernel) = KERNELS.get(index) {
         kernel.never_sm_limited.store(true, Relaxed);
+        changed();
     }
 }
 

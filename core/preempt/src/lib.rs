@@ -75,7 +75,7 @@ use cuda::{CuResult, driver};
 use graphs::reason::GraphState;
 use launch::{PlannedLaunch, Shape, StreamState, Target};
 use std::sync::atomic::Ordering::Relaxed;
-use tally_ipc::layout::submission_flags::{CAN_PREPARE, CAN_SLICE, COOPERATIVE};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, SharingMode};
 
@@ -131,7 +131,9 @@ pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
                 }
                 _ => 0,
             };
-            parts | sm_limit::offers_graph(*exec, stream)
+            let can_limit =
+                sm_limit::serves(stream.context) && graphs::limit::offers(*exec, stream);
+            parts | if can_limit { CAN_LIMIT } else { 0 }
         }
         Target::Other => 0,
     }
@@ -157,6 +159,21 @@ pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
         }
         Target::Other => None,
     }
+}
+
+/// A slot's launches up to `number` have not ended for [`sm_limit::STUCK_NS`]: those that were SM-limited are launched
+/// whole from now on.
+pub fn stuck(slot: usize, number: u32) {
+    sm_limit::stuck(slot, number).into_iter().for_each(graphs::limit::refuse);
+}
+
+/// The program may give up its last reference to a primary context: green contexts of the shim's go. `wait_out` returns
+/// once nobody asks for their streams. By a thread that no other one launches beside.
+pub fn give_up_green(context: usize, wait_out: impl FnOnce()) {
+    sm_limit::give_up(context, || {
+        wait_out();
+        graphs::limit::give_up(context)
+    });
 }
 
 /// A context is about to be destroyed: wait until no thread of the shim's uses it. Returns whether there is

@@ -24,7 +24,7 @@ use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, BACKLOG_MAX, Limitable};
-use crate::{graphs, joins, kernels, settings, transformed};
+use crate::{joins, kernels, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -95,7 +95,7 @@ pub fn configure(reserves: &[u32]) {
 }
 
 /// Whether there are green contexts in a context, which is current. If there could be, they are made.
-fn serves(context: usize) -> bool {
+pub(crate) fn serves(context: usize) -> bool {
     if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
         return false;
     }
@@ -106,12 +106,6 @@ fn serves(context: usize) -> bool {
         host().spawn("tally-sm-limit", false, make);
     }
     is_made
-}
-
-/// Whether a launch of a graph can be SM-limited: [`CAN_LIMIT`] or 0.
-pub fn offers_graph(exec: Ptr, stream: &StreamState) -> u32 {
-    let can_limit = serves(stream.context) && graphs::limit::offers(exec, stream.context);
-    if can_limit { CAN_LIMIT } else { 0 }
 }
 
 /// Whether a launch can be SM-limited: [`CAN_LIMIT`] or 0.
@@ -126,9 +120,11 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         // One takes two entries of a queue.
         && stream.backlog <= BACKLOG_MAX
         && has_queues(context)
-        && transformed::resident_on_all(launch).is_some_and(|resident| {
-            allows(prepare::limitable(kernel, launch.function), blocks, resident)
-        });
+        && match prepare::limitable(kernel, launch.function) {
+            Limitable::Never => false,
+            may => transformed::resident_on_all(launch)
+                .is_some_and(|resident| allows(may, blocks, resident)),
+        };
     if fits { CAN_LIMIT } else { 0 }
 }
 
@@ -139,6 +135,21 @@ pub(crate) fn allows(limitable: Limitable, blocks: u64, resident: u64) -> bool {
         Limitable::Larger => blocks > resident,
         Limitable::Any => true,
     }
+}
+
+/// Whether there are green contexts in a context, and stay as long as the caller is counted.
+pub(crate) fn has_green(context: usize) -> bool {
+    context != 0 && CONTEXT.load(SeqCst) == context
+}
+
+/// Whether some launches are to be limited in this program.
+pub(crate) fn is_wanted() -> bool {
+    WANTED.load(Acquire)
+}
+
+/// SMs of each green context, rising.
+pub(crate) fn all_green_sms() -> Vec<u32> {
+    POOL.with(|pool| pool.contexts.iter().map(|green| green.sms).collect())
 }
 
 /// SMs of the green context that a launch on at most `sms` SMs goes to: the smallest one if none has so few.
@@ -167,6 +178,7 @@ pub(crate) fn within_green<T>(sms: u32, work: impl FnOnce(Ptr) -> T) -> Option<T
 /// A core was met that may know more of kernels.
 pub fn forget_decided() {
     DECIDED.iter().for_each(|word| word.store(0, Relaxed));
+    kernels::changed();
 }
 
 /// The core decided that a launch of this kernel be limited.
@@ -175,6 +187,7 @@ pub fn note_decided(kernel: u32) {
         let bit = 1 << (kernel % 64);
         if word.load(Relaxed) & bit == 0 {
             word.fetch_or(bit, Relaxed);
+            kernels::changed();
         }
     }
 }
@@ -186,8 +199,8 @@ pub fn was_decided(kernel: u32) -> bool {
 }
 
 /// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were SM-limited never are
-/// again.
-pub fn stuck(slot: usize, number: u32) {
+/// again. Returns the graphs among them, by their execs.
+pub(crate) fn stuck(slot: usize, number: u32) -> Vec<usize> {
     let mut found = Vec::new();
     SM_LIMITED.with(|all| {
         all.retain(|(of, n, what)| {
@@ -198,6 +211,7 @@ pub fn stuck(slot: usize, number: u32) {
             !is_stuck
         });
     });
+    let mut graphs = Vec::new();
     for what in found {
         match what {
             What::Kernel(kernel) => {
@@ -205,12 +219,10 @@ pub fn stuck(slot: usize, number: u32) {
                 kernels::refuse_sm_limit(kernel);
                 kernels::refuse(kernel, TransformRefusal::StuckLimited);
             }
-            What::Graph(exec) => {
-                log!("graph {exec:#x} did not end on some of the SMs: it is whole from now on");
-                graphs::limit::refuse(exec);
-            }
+            What::Graph(exec) => graphs.push(exec),
         }
     }
+    graphs
 }
 
 fn note_limited(slot: usize, number: u32, what: What) {
@@ -479,8 +491,8 @@ pub fn leave_context() {
 }
 
 /// The program may give up its last reference to a primary context: give up those of its green contexts.
-/// Should it not be the last, they are made anew. `wait_out` returns once nobody asks for their streams.
-pub fn give_up(context: usize, wait_out: impl FnOnce()) {
+/// Should it not be the last, they are made anew. `first` comes before they go, and says whether they may.
+pub(crate) fn give_up(context: usize, first: impl FnOnce() -> bool) {
     let _alive = ALIVE.lock();
     if MAKE_IN.load(SeqCst) == context {
         // One that naps makes none any more: the program's next launch begins anew.
@@ -490,13 +502,14 @@ pub fn give_up(context: usize, wait_out: impl FnOnce()) {
     if CONTEXT.load(Acquire) != context {
         return;
     }
-    CONTEXT.store(0, Release);
+    CONTEXT.store(0, SeqCst);
     joins::forget(context);
-    wait_out();
-    graphs::limit::give_up(context);
+    let may_go = first();
     let (contexts, events) =
         POOL.with(|pool| (std::mem::take(&mut pool.contexts), std::mem::take(&mut pool.events)));
-    destroy(contexts, events);
+    if may_go {
+        destroy(contexts, events);
+    }
 }
 
 /// A context is destroyed. Nothing uses it any more.

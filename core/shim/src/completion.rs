@@ -325,7 +325,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
                 _ => (Found::Later(0), None),
             });
             if let Some(number) = stuck {
-                sm_limit::stuck(index, number);
+                tally_preempt::stuck(index, number);
             }
             return found;
         }

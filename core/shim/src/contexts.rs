@@ -20,7 +20,6 @@ use std::ffi::{c_int, c_uint};
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::graphs::{self, home};
 use tally_preempt::lock::Locked;
-use tally_preempt::sm_limit;
 
 /// The program's references to primary contexts, by device.
 static RETAINED: Locked<BTreeMap<c_int, u64>> = Locked::new(BTreeMap::new());
@@ -201,7 +200,7 @@ fn ending_primary(device: c_int) -> usize {
 /// Destroy the shim's green contexts. No launch goes into one meanwhile, and no thread of the shim's asks for its streams.
 fn give_up_green(context: usize) {
     quiesce::while_open(|| {
-        sm_limit::give_up(context, asking::wait_out);
+        tally_preempt::give_up_green(context, asking::wait_out);
         SUCCESS
     });
 }

@@ -111,6 +111,11 @@ impl Host for Shim {
         let _ = quiesce::alone(|| quiesce::is_idle(context).then(work));
     }
 
+    fn alone_and_idle_outside(&self, context: usize, work: &mut dyn FnMut()) {
+        let work = || quiesce::is_idle(context).then(work);
+        let _ = quiesce::alone_outside(Duration::ZERO, work);
+    }
+
     fn load(&self, context: usize, patience: Duration, load: &mut dyn FnMut()) {
         let _ = quiesce::load(context, patience, load);
     }

@@ -20,7 +20,7 @@ use crate::cuda::{
 use crate::jobs::{Job, Task};
 use crate::kernels::Ready;
 use crate::settings::rewrites;
-use crate::worker;
+use crate::{sm_limit, worker};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -288,12 +288,16 @@ impl GraphCopy {
         let single = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
         let single = single.map(|(node, _)| *node);
         let context = home.context();
-        let kernels = single.clone().filter_map(limit::Node::of).collect();
+        let limited = single.clone().filter(|_| sm_limit::is_wanted());
+        let kernels: Vec<_> = limited.filter_map(limit::Node::of).collect();
         let rewritten = single.filter(|_| rewrites());
         let solo = rewritten.filter_map(|node| solo::Node::of(node, context)).collect();
         let kernel_nodes = survey.kernels.iter().fold(0_u32, |sum, k| sum.saturating_add(*k));
         let (flags, nodes) = (flags & !INSTANTIATE_UPLOAD, survey.nodes.len());
         let undivided = survey.undivided();
+        if let Some(reason) = undivided.filter(|_| kernels.is_empty()) {
+            return Err(reason);
+        }
         let (functions, graph) = (survey.functions, ManuallyDrop::new(copy));
         Ok(GraphCopy {
             home,

@@ -1,38 +1,48 @@
 //! Graphs on some of the SMs: copies of a graph whose kernels are bound to a green context.
 //!
 //! A kernel that is captured in a stream of a green context runs on the SMs of that, in whatever stream its graph is
-//! launched. So from the kept copy of a graph another one is made in which kernels that may be limited are captured anew,
-//! node by node, with the same parameters, attributes and dependencies. Its exec is launched in the program's stream in
-//! place of the program's: that costs no event, and nothing a kernel.
+//! launched. So from the kept copy of a graph another one is made in which kernels are captured anew, node by node, with
+//! the same parameters, attributes and dependencies. Its exec is launched in the program's stream in place of the
+//! program's: no kernel costs anything more.
 //!
-//! A kernel is captured anew by the rule for launches ([`sm_limit::allows`]); the others of the graph keep all SMs. If one
-//! of those has more blocks than the whole GPU holds at once, or if the graph has kernels in child graphs, the graph is
-//! never limited.
+//! Captured anew is each kernel with more blocks than the smallest green context has SMs, and each of them must be one
+//! that may be limited ([`sm_limit::allows`]); of those whose code was not read the core must have had one limited before
+//! ([`sm_limit::was_decided`]), as it may know that they do not end. A graph with one that may not is never limited, nor
+//! one with kernels in child graphs.
 //!
-//! Copies are made by a launch that finds nothing running in the context, as parts are ([`Making::IfIdle`]). They go
-//! before the green contexts do ([`give_up`]).
+//! A graph is offered once there is a copy for each green context. They are made before a launch that finds nothing
+//! running in the context, one each ([`offers`]), and go before the green contexts do ([`give_up`]).
 
 use super::build::{Graph, GraphCopy, Parts, Step, Survey, check, edges_of};
 use super::home::{self, is_full};
 use super::reason::Reason;
 use super::solo::{self, Value, attribute};
-use super::{Event, Making, Record, TABLE, order};
+use super::{Event, Record, TABLE, order};
 use crate::cuda::{
-    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_PRIORITY,
+    CuResult, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_PRIORITY,
     LaunchConfig, Ptr, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, PlannedLaunch};
-use crate::{CuResult, kernels, prepare, sm_limit, transformed};
+use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
+use crate::prepare::{BACKLOG_MAX, Limitable};
+use crate::{contexts, kernels, prepare, sm_limit, transformed};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
-/// Copies of one graph, for as many numbers of SMs.
-const TWINS_MAX: usize = 4;
+/// Kernels that are captured anew, at most: other threads wait meanwhile.
+const NODES_MAX: usize = 2_048;
 /// Launches from one vain attempt to make a copy to the next.
 const RETRY_LAUNCHES: u32 = 64;
 const CAPTURE_RELAXED: i32 = 2;
+/// Longer than a launch is in the driver, unless that has no room for it.
+const LAUNCH_MAX: Duration = Duration::from_secs(1);
+
+/// Launches of copies that are in the driver, or about to be.
+static LAUNCHING: AtomicU32 = AtomicU32::new(0);
 
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
@@ -69,54 +79,39 @@ impl Node {
 
     fn may_be_limited(&self) -> bool {
         let limitable = prepare::limitable_as_known(self.kernel as usize);
-        let is_there = || host().kernel_of(self.function) == Some(self.kernel);
+        let is_known_to_end = limitable == Limitable::Any || sm_limit::was_decided(self.kernel);
         let allows = |resident| sm_limit::allows(limitable, self.blocks, resident);
-        !self.is_fixed && self.resident.is_some_and(allows) && is_there()
-    }
-
-    fn is_large(&self) -> bool {
-        self.resident.is_none_or(|resident| self.blocks > resident)
+        let is_there = || host().kernel_of(self.function) == Some(self.kernel);
+        !self.is_fixed && is_known_to_end && self.resident.is_some_and(allows) && is_there()
     }
 }
 
-/// The nodes that are captured anew. `None`: the graph is not limited.
-fn chosen(copy: &GraphCopy) -> Option<Arc<[usize]>> {
-    if copy.kernel_nodes as usize != copy.kernels.len() {
-        return None;
-    }
-    let mut chosen = Vec::new();
-    for node in &copy.kernels {
-        if node.may_be_limited() {
-            chosen.push(node.handle);
-        } else if node.is_large() {
-            return None;
-        }
-    }
-    (!chosen.is_empty()).then(|| chosen.into())
+/// The nodes that are captured anew, for green contexts of `least` SMs and more.
+fn large(copy: &GraphCopy, least: u32) -> impl Iterator<Item = &Node> {
+    copy.kernels.iter().filter(move |node| node.blocks > u64::from(least))
+}
+
+/// Whether a graph may be limited, as far as is known now.
+fn may_be_limited(copy: &GraphCopy, least: u32) -> bool {
+    let count = large(copy, least).count();
+    copy.kernel_nodes as usize == copy.kernels.len()
+        && (1..=NODES_MAX).contains(&count)
+        && large(copy, least).all(Node::may_be_limited)
 }
 
 /// A copy on some of the SMs.
 #[derive(Debug)]
 struct Twin {
     sms: u32,
-    nodes: Arc<[usize]>,
     parts: Arc<Parts>,
-}
-
-impl Twin {
-    /// Whether each of its kernels that is limited may be, still.
-    fn serves(&self, nodes: &[usize]) -> bool {
-        Arc::as_ptr(&self.nodes).addr() == nodes.as_ptr().addr()
-            || self.nodes.iter().all(|node| nodes.contains(node))
-    }
 }
 
 /// What is known of an exec's launches on some of the SMs.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// What [`chosen`] gave, and [`kernels::changes`] then.
-    chosen: Option<(u32, Option<Arc<[usize]>>)>,
-    /// The last one was used last.
+    /// What [`may_be_limited`] gave, and [`kernels::changes`] then.
+    may: Option<(u32, bool)>,
+    /// At most one for each green context.
     twins: Vec<Twin>,
     /// Launches until a copy is made, after a vain attempt.
     wait: u32,
@@ -124,20 +119,11 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The place of the copy for `sms` SMs: one of fewer if there is none, else the smallest.
-    fn find(&self, nodes: &[usize], sms: u32) -> Option<usize> {
-        let all = || self.twins.iter().enumerate().filter(|(_, twin)| twin.serves(nodes));
-        let fewer = all().filter(|(_, twin)| twin.sms <= sms).max_by_key(|(_, twin)| twin.sms);
-        fewer.or_else(|| all().min_by_key(|(_, twin)| twin.sms)).map(|(at, _)| at)
+    fn has(&self, sms: u32) -> bool {
+        self.twins.iter().any(|twin| twin.sms == sms)
     }
 
-    /// Whether a copy for `sms` SMs is to be made.
-    fn is_due(&mut self, nodes: &[usize], sms: u32) -> bool {
-        let is_it = |twin: &Twin| twin.sms == sms && *twin.nodes == *nodes;
-        !self.twins.iter().any(is_it) && !self.waits()
-    }
-
-    /// Counts a launch.
+    /// Counts a launch. Whether it is one that makes no copy.
     fn waits(&mut self) -> bool {
         let waits = self.wait > 0;
         self.wait = self.wait.saturating_sub(1);
@@ -145,120 +131,138 @@ impl Limits {
     }
 }
 
-/// The kept copy of an exec that may be limited in `context`, and the nodes.
-fn known(exec: usize, context: usize) -> Option<(Arc<GraphCopy>, Arc<[usize]>)> {
+/// The kept copy of an exec that may be limited in `context`.
+fn known(exec: usize, context: usize) -> Option<Arc<GraphCopy>> {
+    let least = sm_limit::green_sms(0)?;
     let changes = kernels::changes();
-    let (copy, chosen_then) = TABLE.with(|table| {
+    let (copy, may) = TABLE.with(|table| {
         let record = table.records.get(&exec)?;
         let copy = record.copy.as_ref().ok().filter(|copy| copy.home.context() == context)?;
-        let known = record.limits.chosen.as_ref().filter(|(then, _)| *then == changes);
-        (!record.limits.never).then(|| (copy.clone(), known.map(|(_, nodes)| nodes.clone())))
+        let may = record.limits.may.filter(|(then, _)| *then == changes);
+        (!record.limits.never).then(|| (copy.clone(), may.map(|(_, may)| may)))
     })?;
-    let nodes = chosen_then.unwrap_or_else(|| {
-        let nodes = chosen(&copy);
-        TABLE.with(|table| {
-            let limits = &mut table.records.get_mut(&exec)?.limits;
-            // The same nodes are the same list: so they are compared at once.
-            let before = limits.chosen.take().and_then(|(_, nodes)| nodes);
-            let nodes = before.filter(|before| nodes.as_ref() == Some(before)).or(nodes);
-            limits.chosen = Some((changes, nodes.clone()));
-            nodes
-        })
-    })?;
-    Some((copy, nodes))
+    let may = may.unwrap_or_else(|| {
+        let may = may_be_limited(&copy, least);
+        with_limits(exec, &copy, |limits| limits.may = Some((changes, may)));
+        may
+    });
+    may.then_some(copy)
 }
 
-/// Whether a graph can be launched on some of the SMs, in a context that has green ones.
-pub fn offers(exec: Ptr, context: usize) -> bool {
-    let Some((_, nodes)) = known(exec as usize, context) else { return false };
+/// Of the exec, if this is its copy still.
+fn with_limits<T>(
+    exec: usize,
+    copy: &Arc<GraphCopy>,
+    work: impl FnOnce(&mut Limits) -> T,
+) -> Option<T> {
     TABLE.with(|table| {
-        let limits = table.records.get_mut(&(exec as usize)).map(|record| &mut record.limits);
-        limits.is_some_and(|limits| limits.find(&nodes, u32::MAX).is_some() || !limits.waits())
+        let record = table.records.get_mut(&exec)?;
+        let is_its = record.copy.as_ref().is_ok_and(|its| Arc::ptr_eq(its, copy));
+        is_its.then(|| work(&mut record.limits))
     })
+}
+
+/// Whether a launch of a graph can be on some of the SMs, in its stream's context, which has green ones. A copy that is
+/// missing is made, if nothing runs now: by a thread that is not in a launch yet.
+pub fn offers(exec: Ptr, stream: &StreamState) -> bool {
+    let key = exec as usize;
+    if stream.backlog > BACKLOG_MAX || !contexts::has_queues(stream.context) {
+        return false;
+    }
+    let Some(copy) = known(key, stream.context) else { return false };
+    let all = sm_limit::all_green_sms();
+    let missing = with_limits(key, &copy, |limits| {
+        let missing = all.iter().copied().find(|sms| !limits.has(*sms))?;
+        Some((!limits.waits()).then_some(missing))
+    });
+    match missing {
+        Some(None) => true,
+        Some(Some(Some(sms))) => make(key, &copy, sms) && Some(&sms) == all.last(),
+        _ => false,
+    }
 }
 
 /// Launch a graph on at most `sms` SMs. `None`: nothing was issued.
 pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, sms: u32) -> Option<CuResult> {
-    let key = exec as usize;
-    let (copy, nodes) = known(key, planned.context)?;
-    let sms = sm_limit::green_sms(sms)?;
-    let is_due = TABLE.with(|table| Some(table.records.get_mut(&key)?.limits.is_due(&nodes, sms)));
-    if is_due? {
-        make(key, &copy, &nodes, sms);
-    }
-    let graph_launch = driver().graph_launch?;
-    // Not while the green contexts go.
-    host::alone(|| {
-        let parts = TABLE.with(|table| {
-            let limits = &mut table.records.get_mut(&key)?.limits;
-            let twin = limits.find(&nodes, sms).map(|at| limits.twins.remove(at))?;
-            let parts = twin.parts.clone();
-            limits.twins.push(twin);
-            Some(parts)
-        })?;
-        let [Step::Graph(twin)] = &*parts.steps else { return None };
-        let launching = order::begin(exec, planned.stream, true);
-        if !launching.may_be_in_parts {
-            return None;
-        }
-        // SAFETY: an exec that `parts` keeps alive, the program's stream.
-        if unsafe { graph_launch(*twin as Ptr, planned.stream as Ptr) } != SUCCESS {
-            return None;
-        }
-        launching.end(true);
-        sm_limit::note_graph(planned.slot, planned.number, key);
-        Some(SUCCESS)
-    })
+    let copy = known(exec as usize, planned.context)?;
+    LAUNCHING.fetch_add(1, SeqCst);
+    let result = sm_limit::has_green(planned.context)
+        .then(|| launch_copy(planned, exec, &copy, sm_limit::green_sms(sms)?))
+        .flatten();
+    LAUNCHING.fetch_sub(1, SeqCst);
+    result
 }
 
-/// Make a copy on so many SMs, if nothing runs now.
-fn make(exec: usize, copy: &Arc<GraphCopy>, nodes: &Arc<[usize]>, sms: u32) {
+/// While the green contexts stay.
+fn launch_copy(
+    planned: &PlannedLaunch<'_>,
+    exec: Ptr,
+    copy: &Arc<GraphCopy>,
+    sms: u32,
+) -> Option<CuResult> {
+    let key = exec as usize;
+    let graph_launch = driver().graph_launch?;
+    let parts = with_limits(key, copy, |limits| {
+        let twin = limits.twins.iter().find(|twin| twin.sms == sms)?;
+        Some(twin.parts.clone())
+    })??;
+    let [Step::Graph(twin)] = &*parts.steps else { return None };
+    let launching = order::begin(exec, planned.stream, true);
+    if !launching.may_be_in_parts {
+        return None;
+    }
+    // SAFETY: an exec that `parts` keeps alive, the program's stream.
+    let result = unsafe { graph_launch(*twin as Ptr, planned.stream as Ptr) };
+    if result != SUCCESS {
+        log!("graph {exec:?} is not limited to {sms} SMs any more: CUDA error {result}");
+        // Dropped without the lock.
+        let _old = with_limits(key, copy, |limits| {
+            limits.never = true;
+            std::mem::take(&mut limits.twins)
+        });
+        return None;
+    }
+    launching.end(true);
+    sm_limit::note_graph(planned.slot, planned.number, key);
+    Some(SUCCESS)
+}
+
+/// Make a copy on so many SMs, if nothing runs now. Whether it was made.
+fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
     let event = TABLE.with(|table| table.records.get(&exec)?.event.clone());
-    let made = || -> Result<(Arc<Event>, Parts), Reason> {
+    // Not in the table before nobody else can be in a launch of it, and not once the green contexts went.
+    let made = host::alone_and_idle_outside(copy.home.context(), || {
         let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok)?;
-        let parts = Making::IfIdle.run(&copy.home, || {
-            let bound = |stream| bound(copy, nodes, stream);
-            sm_limit::within_green(sms, bound).unwrap_or(Err(Reason::NoContext))
-        })?;
-        Ok((event, parts))
-    };
-    let made = made();
-    if let Err(reason) = &made
-        && !reason.will_pass()
-    {
+        let bound = |stream| bound(copy, sms, stream);
+        let bound = || sm_limit::within_green(sms, bound).unwrap_or(Err(Reason::Busy));
+        let parts = Arc::new(copy.home.within(bound).ok_or(Reason::NoContext)??);
+        let is_kept = TABLE.with(|table| {
+            let record = table.records.get_mut(&exec)?;
+            let is_its = record.copy.as_ref().is_ok_and(|its| Arc::ptr_eq(its, copy));
+            is_its.then(|| {
+                record.event.get_or_insert(event);
+                record.limits.twins.push(Twin { sms, parts: parts.clone() });
+            })
+        });
+        is_kept.ok_or(Reason::NoCopy)
+    });
+    let Err(reason) = made.unwrap_or(Err(Reason::Busy)) else { return true };
+    // What the driver refuses once it would refuse again.
+    let is_final = !reason.will_pass() && !reason.is_of_memory();
+    if is_final {
         log!("graph {exec:#x} is not limited to {sms} SMs: {reason}");
     }
-    let is_its = |record: &&mut Record| record.copy.as_ref().is_ok_and(|c| Arc::ptr_eq(c, copy));
-    let _old = TABLE.with(|table| {
-        let Some(record) = table.records.get_mut(&exec).filter(is_its) else {
-            // Changed or destroyed meanwhile.
-            return (made.ok(), None);
-        };
-        match made {
-            Ok((event, parts)) => {
-                record.event.get_or_insert(event);
-                let twins = &mut record.limits.twins;
-                let old = twins.iter().position(|twin| twin.sms == sms);
-                let old = old.or_else(|| (twins.len() >= TWINS_MAX).then_some(0));
-                let old = old.map(|at| twins.remove(at));
-                twins.push(Twin { sms, nodes: nodes.clone(), parts: Arc::new(parts) });
-                (None, old)
-            }
-            Err(reason) => {
-                record.limits.wait = RETRY_LAUNCHES;
-                // What the driver refuses once it would refuse again.
-                record.limits.never = !reason.will_pass() && !reason.is_of_memory();
-                (None, None)
-            }
-        }
-    });
+    with_limits(exec, copy, |limits| (limits.wait, limits.never) = (RETRY_LAUNCHES, is_final));
+    false
 }
 
-/// An exec of a copy in which the kernels of `nodes` are bound to where `stream` is. The context is current.
-fn bound(copy: &GraphCopy, nodes: &[usize], stream: Ptr) -> Result<Parts, Reason> {
+/// An exec of a copy in which kernels are bound to where `stream` is, a green context of `sms` SMs. The context is
+/// current.
+fn bound(copy: &GraphCopy, sms: u32, stream: Ptr) -> Result<Parts, Reason> {
     if is_full(1) {
         return Err(Reason::TooManyExecs);
     }
+    let least = sm_limit::green_sms(0).unwrap_or(sms);
     let Survey { nodes: all, edges, .. } = Survey::of(copy.graph(), copy.home.context())?;
     let work = Graph::copy(copy.graph())?;
     let mut mine = work.find(&all)?;
@@ -269,8 +273,8 @@ fn bound(copy: &GraphCopy, nodes: &[usize], stream: Ptr) -> Result<Parts, Reason
         before[*to].push((*from, *data));
         behind[*from].push((*to, *data));
     }
-    for node in nodes {
-        let at = *place.get(node).ok_or(Reason::NoOrder)?;
+    for node in large(copy, least) {
+        let at = *place.get(&node.handle).ok_or(Reason::NoOrder)?;
         let of = |places: &[(usize, u64)]| -> (Vec<Ptr>, Vec<u64>) {
             places.iter().map(|(at, data)| (mine[*at], *data)).unzip()
         };
@@ -389,25 +393,41 @@ fn same(which: i32, a: Value, b: Value) -> bool {
     }
 }
 
-/// The green contexts of a context go: first what is bound to them. By a thread that no other one launches beside.
-pub(crate) fn give_up(context: usize) {
+/// The green contexts of a context go, and no launch finds them any more: first what is bound to them. False: a launch did
+/// not leave the driver, and they must stay.
+pub(crate) fn give_up(context: usize) -> bool {
+    let start = Instant::now();
+    while LAUNCHING.load(SeqCst) != 0 {
+        if start.elapsed() >= LAUNCH_MAX {
+            return false;
+        }
+        std::thread::yield_now();
+    }
     let twins: Vec<Twin> = TABLE.with(|table| {
         let is_here =
             |record: &&mut Record| record.copy.as_ref().is_ok_and(|c| c.home.context() == context);
         let records = table.records.values_mut().filter(is_here);
         records.flat_map(|record| std::mem::take(&mut record.limits.twins)).collect()
     });
-    if !twins.is_empty() {
-        drop(twins);
+    drop(twins);
+    // Also those that were given up before.
+    if home::is_any_retired(context) {
         home::sweep(context);
     }
+    true
 }
 
 /// A launch of an exec on some of the SMs did not end.
 pub(crate) fn refuse(exec: usize) {
+    log!("graph {exec:#x} did not end on some of the SMs: it is whole from now on");
     let _old = TABLE.with(|table| {
         let limits = &mut table.records.get_mut(&exec)?.limits;
         limits.never = true;
         Some(std::mem::take(&mut limits.twins))
     });
+}
+
+/// Only in a forked child.
+pub(super) fn reset() {
+    LAUNCHING.store(0, SeqCst);
 }

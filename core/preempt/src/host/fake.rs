@@ -83,6 +83,7 @@ impl Host for Fake {
     fn help_ends(&self) {}
     fn alone(&self, _: &mut dyn FnMut()) {}
     fn alone_and_idle(&self, _: usize, _: &mut dyn FnMut()) {}
+    fn alone_and_idle_outside(&self, _: usize, _: &mut dyn FnMut()) {}
     fn load(&self, _: usize, _: Duration, _: &mut dyn FnMut()) {}
     fn streams_used(&self) -> u32 {
         0

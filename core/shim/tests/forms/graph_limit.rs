@@ -7,7 +7,7 @@ use crate::program::{Device, Ptr, ask, ok, wait_for};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
-use tally_ipc::layout::submission_flags::{CAN_LIMIT, GRAPH};
+use tally_ipc::layout::submission_flags::{CAN_LIMIT, GRAPH, LEASED};
 use tally_ipc::ring::{Answer, Request};
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 
@@ -39,6 +39,10 @@ fn limited(core: &Governor) -> u64 {
 fn of_graphs(core: &Governor, kernels: u32) -> Vec<Request> {
     let all = core.requests("").into_iter().map(|(request, _)| request);
     all.filter(|r| r.flags & GRAPH != 0 && r.grid[0] == kernels).collect()
+}
+
+fn can_limit(request: &Request) -> bool {
+    request.flags & CAN_LIMIT != 0
 }
 
 #[test]
@@ -110,10 +114,9 @@ again:
 }
 ";
 
-/// A graph of which a kernel holds its SMs until the second word is set.
-fn holding(device: &Device, module: Ptr, words: u64, stream: Ptr) -> Ptr {
+/// A graph of which a kernel of so many blocks holds its SMs until the second word is set.
+fn holding(device: &Device, module: Ptr, blocks: u32, words: u64, stream: Ptr) -> Ptr {
     let [holds, idles] = ["holds", "idles"].map(|name| device.function_of(module, name));
-    let blocks = crowd(device);
     recorded(device, stream, || {
         ok(device.launch(idles, [1; 3], 1, stream, &[]));
         ok(device.launch(holds, [blocks, 1, 1], 1, stream, &[words]));
@@ -132,9 +135,27 @@ fn a_graph_on_some_of_the_sms_leaves_the_others_free() {
             let module = device.load_in_library(HOLDS, "libcublas.so.0");
             let (stream, other) = (device.stream(1), device.stream(1));
             let words = device.words();
-            let exec = holding(device, module, words.as_ptr() as u64, stream);
+            let blocks = crowd(device);
+            let exec = holding(device, module, blocks, words.as_ptr() as u64, stream);
             words[1].store(1, SeqCst);
-            while ask("round") == "on" {
+            let by_itself = || {
+                while ask("by itself") == "on" {
+                    let holds = device.function_of(module, "holds");
+                    let params = [words.as_ptr() as u64];
+                    ok(device.launch(holds, [blocks, 1, 1], 1, stream, &params));
+                    device.sync(stream);
+                }
+            };
+            by_itself();
+            loop {
+                let answer = ask("round");
+                if answer == "end" {
+                    break;
+                }
+                if answer == "again" {
+                    by_itself();
+                    continue;
+                }
                 launch(device, exec, stream);
                 device.sync(stream);
             }
@@ -154,10 +175,33 @@ fn a_graph_on_some_of_the_sms_leaves_the_others_free() {
         },
         |core| {
             core.warm_up("step");
+            let is_offered = |core: &Governor| of_graphs(core, 3).iter().any(can_limit);
             graphs_as(core, Answer::SmLimited(SMS - 1));
-            on_until(core, "round", |core| limited(core) > 2);
+            core.expect("by itself");
+            core.say("end");
+            for _ in 0..200 {
+                core.expect("round");
+                core.say("on");
+            }
+            assert!(
+                !is_offered(core),
+                "nobody read the kernel, and the core had none of it limited"
+            );
+            core.expect("round");
+            core.say("again");
+            core.policy(|request, _| match request.flags & CAN_LIMIT {
+                0 => Answer::Whole,
+                _ => Answer::SmLimited(SMS - 1),
+            });
+            on_until(core, "by itself", |core| limited(core) > 2);
+            core.say("end");
+            let before = limited(core);
+            on_until(core, "round", |core| limited(core) > before + 2);
+            // What runs beside it has all SMs.
+            graphs_as(core, Answer::SmLimited(SMS - 1));
             core.say("end");
             core.ends(0);
+            assert!(is_offered(core));
             assert_eq!(core.counters().failed.load(SeqCst), 0);
         },
     );
@@ -175,15 +219,17 @@ fn a_graph_with_a_large_kernel_that_may_wait_is_never_limited() {
             let stream = device.stream(1);
             let words = device.words();
             words[1].store(1, SeqCst);
-            // Three kernels, of which one is the program's own and may wait; and five that may be limited.
-            let waits = holding(device, module, words.as_ptr() as u64, stream);
+            // Three kernels, of which one is the program's own and may wait: it has more blocks than the device holds, or no
+            // more, but more than the width has SMs. And five that may be limited.
+            let waits = [crowd(device), SMS]
+                .map(|blocks| holding(device, module, blocks, words.as_ptr() as u64, stream));
             let cells = device.cells(BLOCKS);
             let steps = recorded(device, stream, || {
                 (0..5).for_each(|k| device.step(&cells, [BLOCKS, 1, 1], stream, k, 0));
             });
             let mut ks = Vec::new();
             while ask("round") == "on" {
-                launch(device, waits, stream);
+                waits.into_iter().for_each(|exec| launch(device, exec, stream));
                 launch(device, steps, stream);
                 device.sync(stream);
                 ks.extend(0..5);
@@ -199,10 +245,9 @@ fn a_graph_with_a_large_kernel_that_may_wait_is_never_limited() {
             on_until(core, "round", |core| limited(core) > 20);
             core.say("end");
             core.ends(0);
-            let is_offered = |r: &Request| r.flags & CAN_LIMIT != 0;
-            assert!(of_graphs(core, 5).iter().any(is_offered));
+            assert!(of_graphs(core, 5).iter().any(can_limit));
             let waits = of_graphs(core, 3);
-            assert!(waits.len() > 20 && !waits.iter().any(is_offered));
+            assert!(waits.len() > 20 && !waits.iter().any(can_limit));
         },
     );
 }
@@ -228,6 +273,11 @@ fn limited_graphs_end_with_the_primary_context() {
                     launches += 1;
                 }
                 rounds.check(device, launches);
+                if question == "two" {
+                    // What was made for it goes, too, though nobody asks for it any more.
+                    // SAFETY: a graph of ours, which has ended.
+                    ok(unsafe { (device.cuda.cuGraphExecDestroy)(rounds.exec) });
+                }
                 // SAFETY: retained above.
                 ok(unsafe { (device.cuda.cuDevicePrimaryCtxRelease_v2)(0) });
                 let (mut flags, mut active) = (0, 0);
@@ -254,6 +304,74 @@ fn limited_graphs_end_with_the_primary_context() {
             core.say("on");
             core.ends(0);
             assert_eq!(core.counters().failed.load(SeqCst), 0);
+        },
+    );
+}
+
+#[test]
+fn leased_graphs_have_the_clients_width() {
+    both(
+        leased_graphs_have_the_clients_width,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            device.warm_up();
+            let stream = device.stream(1);
+            // One kernel is a graph, too.
+            let cells = device.cells(BLOCKS);
+            let exec = recorded(device, stream, || {
+                device.step(&cells, [BLOCKS, 1, 1], stream, 7, 0);
+            });
+            let mut ks = Vec::new();
+            while ask("round") == "on" {
+                launch(device, exec, stream);
+                device.sync(stream);
+                ks.push(7);
+            }
+            device.check_steps(&cells, &ks);
+        },
+        |core| {
+            core.warm_up("step");
+            on_until(core, "round", |core| of_graphs(core, 1).iter().any(can_limit));
+            assert_eq!(limited(core), 0, "nobody asked for it");
+            core.lease(1_000_000, SMS - 1);
+            core.say("on");
+            on_until(core, "round", |core| limited(core) > 10);
+            core.lease(0, 0);
+            core.say("end");
+            core.ends(0);
+            let leased = of_graphs(core, 1).into_iter().filter(|r| r.flags & LEASED != 0);
+            assert!(leased.filter(|r| r.limited_sms == SMS - 1).count() > 9);
+            assert_eq!(core.counters().failed.load(SeqCst), 0);
+        },
+    );
+}
+
+/// A copy that the driver refuses to launch: the program's graph is launched, once.
+#[test]
+fn a_limited_graph_that_is_refused_runs_whole() {
+    both_under(
+        a_limited_graph_that_is_refused_runs_whole,
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "40")],
+        &limiting(),
+        |device| {
+            device.primary_context();
+            device.warm_up();
+            let rounds = Rounds::new(device, device.stream(1), 2);
+            for _ in 0..60 {
+                launch(device, rounds.exec, rounds.stream);
+                device.sync(rounds.stream);
+            }
+            rounds.check(device, 60);
+        },
+        |core| {
+            core.warm_up("step");
+            graphs_as(core, Answer::SmLimited(1));
+            core.ends(0);
+            let c = core.counters();
+            let counts = [&c.sm_limited, &c.degraded, &c.failed].map(|n| n.load(SeqCst));
+            assert!((20..40).contains(&counts[0]), "{counts:?}");
+            assert_eq!(counts[1..], [1, 0]);
         },
     );
 }

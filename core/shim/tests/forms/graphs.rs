@@ -47,7 +47,7 @@ pub struct Rounds {
     copies: u64,
     sums: u64,
     pub exec: Ptr,
-    stream: Ptr,
+    pub stream: Ptr,
 }
 
 impl Rounds {

@@ -88,6 +88,7 @@ functions! {
     cuGraphAddEventRecordNode: fn(*mut Ptr, Ptr, *const Ptr, usize, Ptr);
     cuGraphInstantiateWithFlags: fn(*mut Ptr, Ptr, u64);
     cuGraphLaunch: fn(Ptr, Ptr);
+    cuGraphExecDestroy: fn(Ptr);
     cuEventCreate: fn(*mut Ptr, u32);
     cuEventRecord: fn(Ptr, Ptr);
     cuEventSynchronize: fn(Ptr);
