@@ -354,7 +354,6 @@ TRAININGS = {
     "vgg16-train": vgg16_training,
     "short-kernels-train": short_kernels_training,
     "short-kernels-graph-train": lambda: captured(short_kernels_training()),
-    "resnet50-graph-train": lambda: captured(resnet50_training()),
 }
 SERVICES = {"llama-8b-service": llama_service}
 

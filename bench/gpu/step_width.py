@@ -21,9 +21,9 @@ SMS, SMS_ALL = (112, 64), 132
 # By way: all launches whole, and limited.
 WAYS = {"decided": ("form = 4\n", "form = 2\n"), "leased": ("form = 6\nlease = 16\n", "form = 6\nlease = 16\n")}
 # Short kernels cost most, and of those 10 us are to be worth it.
-TRAININGS = ("gpt2-train", "resnet50-train", "short-kernels-train", "resnet50-graph-train", "short-kernels-graph-train")
+TRAININGS = ("gpt2-train", "resnet50-train", "short-kernels-train", "short-kernels-graph-train")
 # Steps that are graphs run in the program's own stream, whatever their width.
-GRAPHS = ("resnet50-graph-train", "short-kernels-graph-train")
+GRAPHS = ("short-kernels-graph-train",)
 # Of the speed on all SMs, that of as many as there are of them may be undercut by so much.
 LOSS_MAX = 0.03
 # Changes of stream that are looked at, and how long the GPU may be idle at one, p99.

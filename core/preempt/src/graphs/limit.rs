@@ -25,7 +25,7 @@ use crate::cuda::{
 use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::prepare::{BACKLOG_MAX, Limitable};
-use crate::{contexts, kernels, prepare, sm_limit, transformed};
+use crate::{kernels, prepare, sm_limit, transformed};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -166,7 +166,8 @@ fn with_limits<T>(
 /// missing is made, if nothing runs now: by a thread that is not in a launch yet.
 pub fn offers(exec: Ptr, stream: &StreamState) -> bool {
     let key = exec as usize;
-    if stream.backlog > BACKLOG_MAX || !contexts::has_queues(stream.context) {
+    // What is bound may take a hardware queue of its own.
+    if stream.backlog > BACKLOG_MAX || !host().has_queues_for(stream.context, 1) {
         return false;
     }
     let Some(copy) = known(key, stream.context) else { return false };
