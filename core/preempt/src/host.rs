@@ -67,8 +67,6 @@ pub trait Host: Sync {
     fn image_of(&self, kernel: usize) -> u128;
     /// The kernel of a function, if that was noted.
     fn kernel_of(&self, function: usize) -> Option<u32>;
-    /// The kernel of a function that lives, which is noted. `None`: the table is full.
-    fn index_of(&self, function: usize) -> Option<u32>;
     /// Whether the program may load or unload code, or launch it, in calls that the shim does not see.
     fn may_be_bypassed(&self) -> bool;
 
@@ -201,9 +199,6 @@ impl Host for Absent {
         0
     }
     fn kernel_of(&self, _: usize) -> Option<u32> {
-        None
-    }
-    fn index_of(&self, _: usize) -> Option<u32> {
         None
     }
     fn may_be_bypassed(&self) -> bool {

@@ -67,7 +67,7 @@ mod transformed;
 pub mod vendor;
 mod watch;
 
-pub use transformed::{registers, resident};
+pub use transformed::{plain_function, registers, resident};
 pub use watch::may_need_help;
 mod worker;
 

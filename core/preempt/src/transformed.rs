@@ -131,7 +131,7 @@ pub(crate) fn copy_attributes(original: usize, to: usize) {
 }
 
 /// The function behind a handle that may be a context-free kernel's.
-pub(crate) fn plain_function(handle: usize) -> usize {
+pub fn plain_function(handle: usize) -> usize {
     let mut function: Ptr = std::ptr::null_mut();
     match driver().kernel_function {
         // SAFETY: a handle that was just launched; refused if it is a function already.

@@ -93,6 +93,14 @@ pub fn known(function: usize) -> Option<u32> {
     FUNCTIONS.get(function).map(unpack)
 }
 
+/// A function is what another handle, of a library's kernel, stands for in a context: it goes with that.
+pub fn note_function(function: usize, of: usize) {
+    if let Some(value) = FUNCTIONS.get(of) {
+        let _held = LOCK.lock();
+        FUNCTIONS.insert(function, value);
+    }
+}
+
 /// Digest of a kernel's image; 0 if it is unknown.
 pub fn image(index: usize) -> u128 {
     KNOWN.with(|known| known.images.get(index).copied().unwrap_or(0))

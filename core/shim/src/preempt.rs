@@ -8,8 +8,7 @@ use std::fmt::Arguments;
 use std::sync::Arc;
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::KERNEL_UNKNOWN;
-use tally_preempt::cuda::{Ptr, STREAM_PER_THREAD};
+use tally_preempt::cuda::STREAM_PER_THREAD;
 use tally_preempt::host::{Core, Host};
 use tally_rewriter::TransformRefusal;
 
@@ -81,11 +80,6 @@ impl Host for Shim {
 
     fn kernel_of(&self, function: usize) -> Option<u32> {
         names::known(function)
-    }
-
-    fn index_of(&self, function: usize) -> Option<u32> {
-        let index = names::index(function as Ptr);
-        (index != KERNEL_UNKNOWN).then_some(index)
     }
 
     fn may_be_bypassed(&self) -> bool {

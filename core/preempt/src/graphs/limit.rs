@@ -60,11 +60,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Reads a kernel node of a kept graph, just instantiated, in the current context.
+    /// Reads a kernel node of a kept graph, just instantiated, in the current context. `None`: it was never launched by
+    /// itself, and is not known.
     pub fn of(handle: Ptr) -> Option<Self> {
         let params = solo::read(handle)?;
         let launch = solo::arguments(&params);
-        let kernel = host().index_of(launch.function as usize)?;
+        let kernel = host().kernel_of(launch.function as usize)?;
         // Its module lives now, and later it may not.
         prepare::look_at_new(kernel as usize, launch.function);
         Some(Node {

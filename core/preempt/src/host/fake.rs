@@ -71,9 +71,6 @@ impl Host for Fake {
     fn kernel_of(&self, _: usize) -> Option<u32> {
         None
     }
-    fn index_of(&self, _: usize) -> Option<u32> {
-        None
-    }
     fn may_be_bypassed(&self) -> bool {
         true
     }

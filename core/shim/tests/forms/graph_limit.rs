@@ -3,7 +3,7 @@
 use crate::bounds::{crowd, limiting};
 use crate::governor::{Governor, SMS};
 use crate::graphs::{BLOCKS, Rounds, launch, recorded};
-use crate::program::{Device, Ptr, ask, ok, wait_for};
+use crate::program::{Device, Ptr, THREADS, ask, ok, wait_for};
 use crate::{both, both_under, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
@@ -372,6 +372,44 @@ fn a_limited_graph_that_is_refused_runs_whole() {
             let counts = [&c.sm_limited, &c.degraded, &c.failed].map(|n| n.load(SeqCst));
             assert!((20..40).contains(&counts[0]), "{counts:?}");
             assert_eq!(counts[1..], [1, 0]);
+        },
+    );
+}
+
+/// Programs on cudart launch a handle of the library's kernel, and nodes of graphs tell a function.
+#[test]
+fn kernels_of_libraries_are_limited_in_graphs() {
+    both(
+        kernels_of_libraries_are_limited_in_graphs,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            let step = device.kernel_of(device.library(), "step");
+            let (stream, cells) = (device.stream(1), device.cells(BLOCKS));
+            let step_with = |stream, k: u64| {
+                let params = [cells.data, cells.counts, k, 0];
+                ok(device.launch(step, [BLOCKS, 1, 1], THREADS, stream, &params));
+            };
+            let mut ks = Vec::new();
+            device.warm_up_with(|| step_with(stream, 1));
+            device.sync(stream);
+            device.set(cells.data, 0, (BLOCKS * THREADS) as usize);
+            device.set(cells.counts, 0, BLOCKS as usize);
+            let exec = recorded(device, stream, || (2..5).for_each(|k| step_with(stream, k)));
+            while ask("round") == "on" {
+                launch(device, exec, stream);
+                device.sync(stream);
+                ks.extend(2..5);
+            }
+            device.check_steps(&cells, &ks);
+        },
+        |core| {
+            core.warm_up("step");
+            graphs_as(core, Answer::SmLimited(1));
+            on_until(core, "round", |core| limited(core) > 2);
+            core.say("end");
+            core.ends(0);
+            assert_eq!(core.counters().failed.load(SeqCst), 0);
         },
     );
 }
