@@ -248,6 +248,12 @@ pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
         }
     }
     jobs::forget_functions(are_gone);
+    kernels::changed();
+}
+
+/// What is noted of functions has changed.
+pub fn functions_changed() {
+    kernels::changed();
 }
 
 /// The program has unloaded an image: its forms go, too.

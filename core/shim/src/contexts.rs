@@ -199,7 +199,8 @@ fn ending_primary(device: c_int) -> usize {
 
 /// Destroy the shim's green contexts. No launch goes into one meanwhile, and no thread of the shim's asks for its streams.
 fn give_up_green(context: usize) {
-    quiesce::while_open(|| {
+    // Graphs of the shim's go with them, which may wait for what runs.
+    quiesce::waiting(|| {
         tally_preempt::give_up_green(context, asking::wait_out);
         SUCCESS
     });

@@ -3,13 +3,12 @@
 //! Asked behind a launch of the kernel, by the thread that made it: its code is loaded then, and the launch did not
 //! wait for the answer. Later launches carry it to the core.
 
-use crate::names;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags};
 use tally_preempt::cuda::driver;
 use tally_preempt::launch::{Shape, Target};
-use tally_preempt::{plain_function, registers, resident};
+use tally_preempt::{registers, resident};
 
 pub use tally_contract::kernel::Demand;
 
@@ -89,11 +88,6 @@ pub fn learn(shape: &Shape, target: impl FnOnce() -> Target) {
 fn ask(way: &AtomicU64, key: u64, shape: &Shape, target: impl FnOnce() -> Target) {
     let Target::Kernel(launch) = target() else { return };
     let function = launch.function as usize;
-    // Nodes of graphs tell this one, whichever handle the program launched.
-    let plain = driver().relaxed(|| plain_function(function));
-    if plain != function {
-        names::note_function(plain, function);
-    }
     // A capture of another thread could forbid this one to ask.
     let demand = driver().relaxed(|| Demand {
         blocks_per_sm: resident(function, shape.block, shape.shared_bytes)

@@ -19,8 +19,7 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{completion, demand};
-use crate::{link, poller, quiesce, samples, tools, units};
+use crate::{aliases, completion, demand, link, poller, quiesce, samples, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -123,6 +122,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             && let Some((shape, _)) = &shape
         {
             demand::learn(shape, || (call.target)());
+            aliases::note(shape.kernel, || (call.target)());
         }
         result
     };
@@ -153,7 +153,10 @@ impl Gated<'_> {
                     let us = if let Answer::Preemptible(us) = answer { us } else { 0 };
                     prepare::prepare(kernel, arguments, context, device, us);
                 }
-                Target::Graph(_) => prepare::prepare_gate(context),
+                Target::Graph(_) if matches!(answer, Answer::Slice(_)) => {
+                    prepare::prepare_gate(context);
+                }
+                Target::Graph(_) => {}
                 Target::Kernel(_) | Target::Other => {}
             }
             quiesce::join_now();

@@ -29,7 +29,7 @@
 //! | [`exit`] | the program's exit |
 //! | [`lifecycle`], [`exec_nodes`], [`streams`], [`capture`] | graphs; streams; captures |
 //! | [`contexts`], [`greens`] | contexts; green contexts |
-//! | [`names`], [`loads`] | which kernel a handle is; the loads that it comes from |
+//! | [`names`], [`aliases`], [`loads`] | which kernel a handle is; the loads that it comes from |
 //! | [`images`], [`span`] | the code that is loaded |
 //! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
@@ -39,7 +39,8 @@
 //! | [`device`] | what the core is told of the device |
 
 pub mod activity;
-pub mod apart;
+pub mod aliases;
+mod apart;
 pub mod asking;
 pub mod attach;
 pub mod bypass;

@@ -10,7 +10,8 @@ use crate::images;
 use crate::{quiesce, state};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::KERNEL_UNKNOWN;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
@@ -27,6 +28,7 @@ const ENUMERATED_MAX: u32 = 65_536;
 
 /// Function or kernel handle to `owner tag << 32 | index + 1`.
 static FUNCTIONS: Handles<FUNCTIONS_MAX> = Handles::new();
+static FORGOTTEN: AtomicU32 = AtomicU32::new(1);
 /// Held by whoever writes to [`FUNCTIONS`].
 static LOCK: Lock = Lock::new();
 
@@ -93,12 +95,17 @@ pub fn known(function: usize) -> Option<u32> {
     FUNCTIONS.get(function).map(unpack)
 }
 
-/// A function is what another handle, of a library's kernel, stands for in a context: it goes with that.
-pub fn note_function(function: usize, of: usize) {
-    if let Some(value) = FUNCTIONS.get(of) {
+/// Another handle of a kernel whose handle was noted: it goes with that.
+pub fn alias(other: usize, handle: usize) {
+    if let Some(value) = FUNCTIONS.get(handle) {
         let _held = LOCK.lock();
-        FUNCTIONS.insert(function, value);
+        FUNCTIONS.insert(other, value);
     }
+}
+
+/// How often functions were forgotten, and one.
+pub fn times_forgotten() -> u32 {
+    FORGOTTEN.load(Relaxed)
 }
 
 /// Digest of a kernel's image; 0 if it is unknown.
@@ -206,9 +213,17 @@ fn take(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Vec<
     if settings::is_enabled() {
         prepare::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
     }
-    let _held = LOCK.lock();
-    FUNCTIONS.retain(|value| !is_gone(value));
+    {
+        let _held = LOCK.lock();
+        FUNCTIONS.retain(|value| !is_gone(value));
+    }
+    forgotten();
     gone
+}
+
+fn forgotten() {
+    FORGOTTEN.fetch_add(1, SeqCst);
+    prepare::functions_changed();
 }
 
 /// These modules were unloaded: digests of images of which no module is left.
@@ -228,8 +243,11 @@ pub fn take_context(context: usize) -> Taken {
     let taken = take(|_, loaded| loaded.context == context, None);
     KNOWN.with(|known| known.found.retain(|(_, there)| *there != context));
     // Functions of libraries' kernels in this context cannot be told from those in others.
-    let _held = LOCK.lock();
-    FUNCTIONS.retain(|_| false);
+    {
+        let _held = LOCK.lock();
+        FUNCTIONS.retain(|_| false);
+    }
+    forgotten();
     Taken(taken)
 }
 

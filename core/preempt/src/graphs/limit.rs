@@ -120,6 +120,10 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    pub(super) fn has_copies(&self) -> bool {
+        !self.twins.is_empty()
+    }
+
     fn has(&self, sms: u32) -> bool {
         self.twins.iter().any(|twin| twin.sms == sms)
     }
@@ -232,21 +236,29 @@ fn launch_copy(
 /// Make a copy on so many SMs, if nothing runs now. Whether it was made.
 fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
     let event = TABLE.with(|table| table.records.get(&exec)?.event.clone());
-    // Not in the table before nobody else can be in a launch of it, and not once the green contexts went.
-    let made = host::alone_and_idle_outside(copy.home.context(), || {
+    let context = copy.home.context();
+    // In the table before anybody may launch again, or the green contexts go.
+    let made = host::alone_and_idle_outside(context, || {
+        if !sm_limit::has_green(context) {
+            return Err(Reason::Busy);
+        }
         let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok)?;
         let bound = |stream| bound(copy, sms, stream);
         let bound = || sm_limit::within_green(sms, bound).unwrap_or(Err(Reason::Busy));
         let parts = Arc::new(copy.home.within(bound).ok_or(Reason::NoContext)??);
+        let (kept_event, kept_parts) = (event.clone(), parts.clone());
         let is_kept = TABLE.with(|table| {
             let record = table.records.get_mut(&exec)?;
             let is_its = record.copy.as_ref().is_ok_and(|its| Arc::ptr_eq(its, copy));
-            is_its.then(|| {
-                record.event.get_or_insert(event);
-                record.limits.twins.push(Twin { sms, parts: parts.clone() });
+            let is_wanted = is_its && !record.limits.never && !record.limits.has(sms);
+            is_wanted.then(|| {
+                record.event.get_or_insert(kept_event);
+                record.limits.twins.push(Twin { sms, parts: kept_parts });
             })
         });
-        is_kept.ok_or(Reason::NoCopy)
+        // Whatever is not kept is dropped here, without the lock.
+        drop((event, parts));
+        is_kept.ok_or(Reason::Busy)
     });
     let Err(reason) = made.unwrap_or(Err(Reason::Busy)) else { return true };
     // What the driver refuses once it would refuse again.
@@ -254,7 +266,10 @@ fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
     if is_final {
         log!("graph {exec:#x} is not limited to {sms} SMs: {reason}");
     }
-    with_limits(exec, copy, |limits| (limits.wait, limits.never) = (RETRY_LAUNCHES, is_final));
+    with_limits(exec, copy, |limits| {
+        limits.wait = RETRY_LAUNCHES;
+        limits.never |= is_final;
+    });
     false
 }
 
@@ -419,14 +434,24 @@ pub(crate) fn give_up(context: usize) -> bool {
     true
 }
 
-/// A launch of an exec on some of the SMs did not end.
+/// A launch of an exec on some of the SMs did not end. Which of its kernels did not is not known: those that nobody read
+/// are not limited any more in this run.
 pub(crate) fn refuse(exec: usize) {
     log!("graph {exec:#x} did not end on some of the SMs: it is whole from now on");
-    let _old = TABLE.with(|table| {
-        let limits = &mut table.records.get_mut(&exec)?.limits;
-        limits.never = true;
-        Some(std::mem::take(&mut limits.twins))
+    // The green contexts stay until what is dropped here is known to be.
+    LAUNCHING.fetch_add(1, SeqCst);
+    let old = TABLE.with(|table| {
+        let record = table.records.get_mut(&exec)?;
+        record.limits.never = true;
+        Some((record.copy.clone().ok(), std::mem::take(&mut record.limits.twins)))
     });
+    if let Some((Some(copy), _)) = &old {
+        let unread = copy.kernels.iter().map(|node| node.kernel as usize);
+        let unread = unread.filter(|k| prepare::limitable_as_known(*k) == Limitable::Larger);
+        unread.for_each(kernels::refuse_sm_limit);
+    }
+    drop(old);
+    LAUNCHING.fetch_sub(1, SeqCst);
 }
 
 /// Only in a forked child.

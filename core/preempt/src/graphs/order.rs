@@ -10,6 +10,9 @@
 //! - behind a whole launch on another stream, or one that nobody saw, the launch is whole: the
 //!   driver orders those.
 //!
+//! A launch of a copy on some of the SMs counts as one in parts. An exec that has such copies has the event recorded
+//! behind its whole launches, too: else one that changes streams would stay whole for ever.
+//!
 //! Every launch of a kept exec must come through here ([`begin`], then [`Launching::end`] if anything was
 //! issued), whole launches and those of ungated clients included. From one call to the other no other thread
 //! launches that exec: its lock is held in the driver. CUDA lets only one thread at a time launch an exec; one that
@@ -42,7 +45,7 @@ pub enum Last {
         stream: Identity,
         /// Streams destroyed until then: a handle may be another stream's now.
         destroyed: u64,
-        /// In parts: the event is behind it.
+        /// The event is behind it: it was in parts, or might have been.
         in_parts: bool,
     },
 }
@@ -138,12 +141,16 @@ impl Launching {
         }
         let identity = identity(stream);
         let event = TABLE.with(|table| {
-            let record = table.records.get_mut(&exec)?;
-            record.last =
-                Last::On { stream: identity, destroyed: DESTROYED.load(SeqCst), in_parts };
-            record.event.clone()
+            let record = table.records.get(&exec)?;
+            record.event.clone().filter(|_| in_parts || record.limits.has_copies())
         });
-        if !in_parts || event.is_some_and(|e| e.record(stream)) {
+        let is_behind = event.is_some_and(|e| e.record(stream));
+        TABLE.with(|table| {
+            let destroyed = DESTROYED.load(SeqCst);
+            let last = Last::On { stream: identity, destroyed, in_parts: in_parts || is_behind };
+            table.records.get_mut(&exec).map(|record| record.last = last)
+        });
+        if !in_parts || is_behind {
             return;
         }
         // The context is in error, most likely.

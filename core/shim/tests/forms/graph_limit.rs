@@ -61,10 +61,10 @@ fn graphs_on_some_of_the_sms_keep_their_order_and_compute_the_same() {
             let mut launches = 0;
             while ask("round") != "end" {
                 // On two streams: each launch of an exec comes behind the one before it.
-                for stream in [stream, other, stream] {
+                for stream in [stream, other, stream, other] {
                     launch(device, rounds.exec, stream);
                 }
-                launches += 3;
+                launches += 4;
                 device.sync(stream);
                 device.sync(other);
             }
@@ -84,9 +84,24 @@ fn graphs_on_some_of_the_sms_keep_their_order_and_compute_the_same() {
                 on_until(core, "round", |core| chained(core) > before + 2);
                 core.say("on");
             }
+            // From one stream to the other each time, and all of them are limited.
+            graphs_as(core, Answer::SmLimited(SMS - 1));
+            let counts = |core: &Governor| {
+                let c = core.counters();
+                (c.sm_limited.load(SeqCst), c.degraded.load(SeqCst))
+            };
+            on_until(core, "round", |_| true);
+            core.say("on");
+            let before = counts(core);
+            for _ in 0..10 {
+                core.expect("round");
+                core.say("on");
+            }
             core.expect("round");
+            let after = counts(core);
             core.say("end");
             core.ends(0);
+            assert!(after.0 >= before.0 + 36, "{before:?} {after:?}");
             let c = core.counters();
             assert_eq!((c.failed.load(SeqCst), c.rescued.load(SeqCst)), (0, 0));
         },
