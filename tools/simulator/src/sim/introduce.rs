@@ -44,10 +44,10 @@ impl Sim<'_> {
                 if transformable {
                     offered |= forms_offered::SLICED | forms_offered::PREEMPTIBLE;
                 }
-                // Blocks that fit the GPU at once may wait for each other.
+                // Blocks that fit the GPU at once may wait for each other, as far as nobody read their code.
                 let fits = k.blocks()
                     <= u64::from(k.blocks_per_sm()) * u64::from(self.setup.best_effort_sms());
-                if is_low && !fits && self.setup.has_partitions() {
+                if is_low && (transformable || !fits) && self.setup.has_partitions() {
                     offered |= forms_offered::SM_LIMITED;
                 }
                 let key =
