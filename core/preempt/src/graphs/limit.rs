@@ -167,6 +167,16 @@ fn with_limits<T>(
     })
 }
 
+/// What a launch finds of a graph's copies.
+enum Next {
+    /// There is one for each green context.
+    Ready,
+    /// One for so many SMs is missing.
+    Make(u32),
+    /// One is missing, and the last attempt was vain and not long ago.
+    Wait,
+}
+
 /// Whether a launch of a graph can be on some of the SMs, in its stream's context, which has green ones. A copy that is
 /// missing is made, if nothing runs now: by a thread that is not in a launch yet.
 pub fn offers(exec: Ptr, stream: &StreamState) -> bool {
@@ -177,14 +187,15 @@ pub fn offers(exec: Ptr, stream: &StreamState) -> bool {
     }
     let Some(copy) = known(key, stream.context) else { return false };
     let all = sm_limit::all_green_sms();
-    let missing = with_limits(key, &copy, |limits| {
-        let missing = all.iter().copied().find(|sms| !limits.has(*sms))?;
-        Some((!limits.waits()).then_some(missing))
+    let next = with_limits(key, &copy, |limits| match all.iter().find(|sms| !limits.has(**sms)) {
+        None => Next::Ready,
+        Some(_) if limits.waits() => Next::Wait,
+        Some(sms) => Next::Make(*sms),
     });
-    match missing {
-        Some(None) => true,
-        Some(Some(Some(sms))) => make(key, &copy, sms) && Some(&sms) == all.last(),
-        _ => false,
+    match next {
+        Some(Next::Ready) => true,
+        Some(Next::Make(sms)) => make(key, &copy, sms) && Some(&sms) == all.last(),
+        Some(Next::Wait) | None => false,
     }
 }
 
@@ -243,9 +254,9 @@ fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
             return Err(Reason::Busy);
         }
         let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok)?;
-        let bound = |stream| bound(copy, sms, stream);
-        let bound = || sm_limit::within_green(sms, bound).unwrap_or(Err(Reason::Busy));
-        let parts = Arc::new(copy.home.within(bound).ok_or(Reason::NoContext)??);
+        let capture = |stream| bound(copy, sms, stream);
+        let in_green = || sm_limit::within_green(sms, capture).unwrap_or(Err(Reason::Busy));
+        let parts = Arc::new(copy.home.within(in_green).ok_or(Reason::NoContext)??);
         let (kept_event, kept_parts) = (event.clone(), parts.clone());
         let is_kept = TABLE.with(|table| {
             let record = table.records.get_mut(&exec)?;

@@ -245,6 +245,8 @@ fn a_graph_with_a_large_kernel_that_may_wait_is_never_limited() {
             let mut ks = Vec::new();
             while ask("round") == "on" {
                 waits.into_iter().for_each(|exec| launch(device, exec, stream));
+                // Copies are made only while nothing runs.
+                device.sync(stream);
                 launch(device, steps, stream);
                 device.sync(stream);
                 ks.extend(0..5);
@@ -367,17 +369,18 @@ fn leased_graphs_have_the_clients_width() {
 fn a_limited_graph_that_is_refused_runs_whole() {
     both_under(
         a_limited_graph_that_is_refused_runs_whole,
-        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "40")],
+        &[("TALLY_SOFTCUDA_FAULT_GRAPH", "600")],
         &limiting(),
         |device| {
             device.primary_context();
             device.warm_up();
             let rounds = Rounds::new(device, device.stream(1), 2);
-            for _ in 0..60 {
+            // The first ones are whole, until green contexts and a copy are there.
+            for _ in 0..620 {
                 launch(device, rounds.exec, rounds.stream);
                 device.sync(rounds.stream);
             }
-            rounds.check(device, 60);
+            rounds.check(device, 620);
         },
         |core| {
             core.warm_up("step");
@@ -385,7 +388,7 @@ fn a_limited_graph_that_is_refused_runs_whole() {
             core.ends(0);
             let c = core.counters();
             let counts = [&c.sm_limited, &c.degraded, &c.failed].map(|n| n.load(SeqCst));
-            assert!((20..40).contains(&counts[0]), "{counts:?}");
+            assert!((1..600).contains(&counts[0]), "{counts:?}");
             assert_eq!(counts[1..], [1, 0]);
         },
     );
