@@ -213,10 +213,9 @@ fn take(are_gone: impl Fn(usize, &Loaded) -> bool, owner: Option<usize>) -> Vec<
     if settings::is_enabled() {
         prepare::forget_functions(|f| FUNCTIONS.get(f).is_some_and(is_gone));
     }
-    {
-        let _held = LOCK.lock();
-        FUNCTIONS.retain(|value| !is_gone(value));
-    }
+    let held = LOCK.lock();
+    FUNCTIONS.retain(|value| !is_gone(value));
+    drop(held);
     forgotten();
     gone
 }
@@ -243,10 +242,9 @@ pub fn take_context(context: usize) -> Taken {
     let taken = take(|_, loaded| loaded.context == context, None);
     KNOWN.with(|known| known.found.retain(|(_, there)| *there != context));
     // Functions of libraries' kernels in this context cannot be told from those in others.
-    {
-        let _held = LOCK.lock();
-        FUNCTIONS.retain(|_| false);
-    }
+    let held = LOCK.lock();
+    FUNCTIONS.retain(|_| false);
+    drop(held);
     forgotten();
     Taken(taken)
 }

@@ -3,7 +3,7 @@
 //! A kernel that is captured in a stream of a green context runs on the SMs of that, in whatever stream its graph is
 //! launched. So from the kept copy of a graph another one is made in which kernels are captured anew, node by node, with
 //! the same parameters, attributes and dependencies. Its exec is launched in the program's stream in place of the
-//! program's: no kernel costs anything more.
+//! program's, with one event behind it.
 //!
 //! Captured anew is each kernel with more blocks than the smallest green context has SMs, and each of them must be one
 //! that may be limited ([`sm_limit::allows`]); of those whose code was not read the core must have had one limited before
