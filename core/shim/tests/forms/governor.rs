@@ -5,8 +5,8 @@ use crate::common::{Client, Core, PATIENCE, eventually, shim};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,6 +32,8 @@ struct Shared {
     policy: Mutex<Policy>,
     /// Requests so far, with the kernels' names.
     seen: Mutex<Vec<(String, Request, Answer)>>,
+    /// The ticket that is read next.
+    read: AtomicU64,
 }
 
 pub struct Governor {
@@ -160,8 +162,11 @@ impl Governor {
         self.policy(move |request, _| if offers(request, answer) { answer } else { Answer::Whole });
     }
 
-    /// What was asked so far, by kernel.
+    /// What was asked so far, by kernel. The program does not wait until a leased launch is read.
     pub fn requests(&self, kernel: &str) -> Vec<(Request, Answer)> {
+        let asked = self.region().activity.next_ticket.load(SeqCst);
+        let is_read = || self.shared.read.load(SeqCst) >= asked;
+        eventually("all requests are read", || is_read() || !self.shared.alive.load(SeqCst));
         let seen = self.shared.seen.lock().unwrap();
         seen.iter().filter(|(name, ..)| name == kernel).map(|(_, r, a)| (*r, *a)).collect()
     }
@@ -318,6 +323,7 @@ fn serve(client: Client) -> (Arc<Shared>, std::thread::JoinHandle<()>) {
         alive: AtomicBool::new(true),
         policy: Mutex::new(Box::new(|_, _| Answer::Whole)),
         seen: Mutex::default(),
+        read: AtomicU64::new(next),
     });
     let all = shared.clone();
     (shared, std::thread::spawn(move || run(&all, next)))
@@ -326,6 +332,7 @@ fn serve(client: Client) -> (Arc<Shared>, std::thread::JoinHandle<()>) {
 fn run(shared: &Shared, mut next: u64) {
     let Client { region, core, .. } = &shared.client;
     while !shared.stop.load(SeqCst) {
+        shared.read.store(next, SeqCst);
         if !shared.alive.load(SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
             continue;
