@@ -12,8 +12,8 @@
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
 //!     cost := its predicted time; a tenth of it, if the launch is light; 2 ms, if it was never measured
-//!     if each service with an open unit shares SMs, and the launch is not light and can be limited:
-//!                                                            run on the fewest SMs of those services
+//!     if each service with an open unit shares SMs, and the launch is not light, and can be limited to the fewest SMs
+//!     of those services or has no more blocks:               run on them
 //!     for each service with an open unit, unless the GPU has had no high-priority work for 2 ms:
 //!         if cost is more than is left of the allowance:     hold until that changes
 //!     for each other service that must be served strictly:
@@ -221,20 +221,22 @@ impl Herald {
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
+        let beside = beside.filter(|_| within);
         let limited_ns = |sms: u32| scaled(cost_ns, launch.sms().into(), sms.max(1).into());
-        let lasts_ns = beside.filter(|_| within).map_or(cost_ns, limited_ns);
+        let lasts_ns = beside.filter(|sms| exceeds(launch, *sms)).map_or(cost_ns, limited_ns);
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(lasts_ns);
         for service in &mut self.services {
             service.share.let_in(launch.predicted_ns, within);
             service.under_way(until_ns);
         }
-        if let Some(sms) = beside.filter(|_| within) {
+        if let Some(sms) = beside {
             for service in &mut self.services {
                 service.spend(launch.now_ns, 0);
                 service.share.limited();
             }
             self.counters.add(BESIDE, 1);
-            return Decision::SmLimited(sms).because(Reason::Beside);
+            let limited = exceeds(launch, sms).then_some(Decision::SmLimited(sms));
+            return limited.unwrap_or(Decision::Run(0)).because(Reason::Beside);
         }
         if within {
             self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
@@ -305,7 +307,7 @@ impl Units for Herald {
         else {
             return;
         };
-        let before = service.terms();
+        let (before, was_strict) = (service.terms(), service.is_strict());
         let ended = service.ended(now_ns, units, took_ns);
         self.counters.add(ALONE, ended.alone.into());
         self.counters.add(LATE, ended.late.into());
@@ -316,6 +318,13 @@ impl Units for Herald {
             && let Some(found) = service.share.found()
         {
             host::log(Level::Debug, &format!("service {client}: best effort had {found}"));
+        }
+        if service.is_strict() != was_strict {
+            let text = match service.strict_because() {
+                Some(why) => format!("service {client} is served strictly: {why}"),
+                None => format!("service {client} is served strictly no longer"),
+            };
+            host::log(Level::Info, &text);
         }
         if ended.changed || service.terms() != before {
             self.changed();
@@ -408,8 +417,7 @@ impl Herald {
     fn beside(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
         let open = || self.services.iter().filter(|service| service.left_ns().is_some());
         let sms = open().map(Service::sms).reduce(|a, b| Some(a?.min(b?)))??;
-        let is_large = launch.is_graph() || launch.grid_blocks > sms.into();
-        let can = launch.can_limit() && is_large;
+        let can = launch.can_limit() || !exceeds(launch, sms);
         // A light one costs less than the change of SMs.
         (can && cost_ns >= launch.predicted_ns).then_some(sms)
     }
@@ -502,6 +510,11 @@ impl Stateful for Herald {
         self.remembered = saved.lines().map(str::to_owned).collect();
         Ok(())
     }
+}
+
+/// Whether a launch may take more SMs than so many: more blocks than one each.
+fn exceeds(launch: &Launch, sms: u32) -> bool {
+    launch.is_graph() || launch.grid_blocks > sms.into()
 }
 
 tally_sdk::export!(Herald: activity, units, membership, timer, state);

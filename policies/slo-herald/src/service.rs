@@ -269,7 +269,20 @@ impl Service {
 
     /// Best effort is held while it has a unit open.
     pub fn is_strict(&self) -> bool {
-        self.slo_ns == NEVER || self.misses || self.busy_permille > BUSY_PERMILLE_STRICT
+        self.strict_because().is_some()
+    }
+
+    /// Why it is served strictly, if it is.
+    pub fn strict_because(&self) -> Option<&'static str> {
+        if self.slo_ns == NEVER {
+            Some("it has no objective")
+        } else if self.misses {
+            Some("too few of its latest 200 units kept its objective")
+        } else if self.busy_permille > BUSY_PERMILLE_STRICT {
+            Some("best effort makes it busy nearly all of the time")
+        } else {
+            None
+        }
     }
 
     /// Best-effort time that a unit can bear; `None` if the service is served strictly or not known yet.
@@ -456,7 +469,8 @@ impl Service {
         } else if busy_permille > BUSY_PERMILLE_MAX {
             Verdict::Ease
         } else if is_early && is_wanted && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
-            Verdict::Raise(longest_percent)
+            let alone = self.alone_p95_ns.saturating_mul(100) / self.slo_ns.max(1);
+            Verdict::Raise { longest: longest_percent, alone }
         } else {
             Verdict::Keep
         };

@@ -4,7 +4,7 @@
 //! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
 //! if its kernels do not fill the GPU. Each way has a level, raised while all units are early, and lowered once too
 //! many are late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
-//! Space is not tried while time holds nothing back, nor kept where no launch can be limited.
+//! Space is not tried while time holds nothing back, nor kept where no launch can be limited or is that small.
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`].
 pub const REVIEW_UNITS: u32 = 64;
@@ -30,6 +30,8 @@ const BETTER_PERCENT: u64 = 103;
 const SHORT_UNITS_PER: u64 = 10;
 /// Early reviews in a row before more SMs are tried again, once the limit was found; half as many before.
 const EARLY_REVIEWS: u32 = 4;
+/// On more SMs the longest unit is not to take more of the objective, percent.
+const LONGEST_PERCENT_MAX: u64 = 95;
 
 /// Numbers of SMs that launches can be limited to and that best effort is given: not so few that a kernel would hold its
 /// program up for too long.
@@ -54,8 +56,11 @@ pub enum Way {
 /// What the units of a review say of the level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All units were early: the longest took so much of the objective, percent.
-    Raise(u64),
+    /// All units were early: the longest took so much of the objective, percent, and alone they take so much.
+    Raise {
+        longest: u64,
+        alone: u64,
+    },
     Keep,
     /// A little: the service is too busy.
     Ease,
@@ -99,6 +104,8 @@ pub struct Share {
     /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was open.
     limited: u64,
     within: u64,
+    /// Too many units were late since this way was taken.
+    was_late: bool,
     /// It was measured in the last review.
     is_measured: bool,
 }
@@ -124,6 +131,7 @@ impl Share {
             short_units: 0,
             limited: 0,
             within: 0,
+            was_late: false,
             is_measured: false,
         }
     }
@@ -224,14 +232,24 @@ impl Share {
         self.limited += 1;
     }
 
-    /// Too many units were late: half of the time, or no SMs until the next trial.
+    /// Too many units were late: half of the time, or three quarters of the SMs, and none until the next trial if they
+    /// are again.
     pub fn halve(&mut self) {
         match self.way {
             Way::Time => {
                 self.rate = (self.rate / 2).max(RATE_MIN);
                 self.known[Way::Time as usize].found_limit = true;
             }
-            Way::Space => self.give_up(),
+            Way::Space => {
+                let is_again = std::mem::replace(&mut self.was_late, true);
+                let known = &mut self.known[Way::Space as usize];
+                (known.found_limit, known.early) = (true, 0);
+                let narrower = self.widths.iter().rev().find(|sms| **sms <= self.sms / 4 * 3);
+                match narrower.filter(|_| !is_again) {
+                    Some(sms) => self.sms = *sms,
+                    None => self.give_up(),
+                }
+            }
         }
     }
 
@@ -263,9 +281,9 @@ impl Share {
                 known.found_limit = true;
             }
             Verdict::Keep => {}
-            Verdict::Raise(longest_percent) => {
+            Verdict::Raise { longest, .. } => {
                 // What best effort adds to a unit may grow by so much and still fit.
-                let percent = match (known.found_limit, longest_percent) {
+                let percent = match (known.found_limit, longest) {
                     (false, ..50) => 200,
                     (false, 50..65) => 150,
                     (true, 50..) => 105,
@@ -294,12 +312,18 @@ impl Share {
                 }
             }
             Verdict::Keep => known.early = 0,
-            Verdict::Raise(_) => {
+            Verdict::Raise { longest, alone } => {
                 known.early += 1;
                 // A new number may make a unit late, and few may be.
                 let early = if known.found_limit { EARLY_REVIEWS } else { EARLY_REVIEWS / 2 };
                 if known.early >= early {
-                    self.sms = self.widths.get(at + 1).copied().unwrap_or(self.sms);
+                    // What best effort adds to a unit grows with its SMs.
+                    let fits = |sms: &u32| {
+                        let added = longest.saturating_sub(alone) * u64::from(*sms);
+                        alone + added / u64::from(self.sms.max(1)) <= LONGEST_PERCENT_MAX
+                    };
+                    let wider = self.widths.get(at + 1).copied();
+                    self.sms = wider.filter(fits).unwrap_or(self.sms);
                     known.early = 0;
                 }
             }
@@ -375,6 +399,6 @@ impl Share {
 
     fn take(&mut self, way: Way) {
         (self.way, self.reviews, self.measured) = (way, 0, 0);
-        (self.limited, self.within) = (0, 0);
+        (self.limited, self.within, self.was_late) = (0, 0, false);
     }
 }

@@ -187,13 +187,26 @@ fn missed_objectives_end_sharing_until_enough_units_keep_it() {
     b.units(60, MS);
     b.units(2, 4 * MS);
     assert!(b.allowance_ns().is_some(), "2 of 62");
+    calls();
     b.units(1, 4 * MS);
     assert_eq!(b.allowance_ns(), None, "of 200 at most two may be late for 99 %");
+    let why = "service 1 is served strictly: too few of its latest 200 units kept its objective";
+    assert_eq!(logged(), [why]);
     b.begin();
     assert_eq!(b.decide(10 * US), HELD);
     b.end(MS);
     b.units(250, MS);
     assert!(b.allowance_ns().is_some(), "the latest 200 kept it");
+    assert_eq!(logged(), ["service 1 is served strictly no longer"]);
+}
+
+/// What it told the operator since the last calls.
+fn logged() -> Vec<String> {
+    let told = |call| match call {
+        Call::Log { level: Level::Info, message } => Some(message),
+        _ => None,
+    };
+    calls().into_iter().filter_map(told).collect()
 }
 
 #[test]

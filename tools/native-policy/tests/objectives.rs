@@ -67,3 +67,32 @@ fn slo_herald_shares_the_gpu_with_a_decoder_without_a_pause() {
     let (_, as_requests) = share_of("slo-herald", Some(tpot_ms), None);
     assert!(share > 2.0 * as_requests, "{share}, {as_requests} of requests");
 }
+
+/// Requests come twice as often from one moment to the next.
+#[test]
+fn slo_herald_keeps_the_objective_of_a_service_whose_load_doubles() {
+    let (high, low) = (Trace::open("bert_large_infer_b1_s128").unwrap(), pair().1);
+    let (solo_ms, doubles_s, seconds) = (2.317, 8.0, 16.0);
+    let slo_ns = (2.0 * solo_ms * 1e6) as u64;
+    let mut random = fastrand::Rng::with_seed(7);
+    let (mut at_s, mut arrivals) = (0.0, Vec::new());
+    while at_s < seconds {
+        let load = if at_s < doubles_s { 0.35 } else { 0.7 };
+        at_s -= (1.0 - random.f64()).ln() * solo_ms / 1e3 / load;
+        arrivals.push((at_s * 1e9) as u64);
+    }
+    let kept = |seconds: f64| {
+        let arrivals: Vec<u64> =
+            arrivals.iter().copied().filter(|ns| *ns < (seconds * 1e9) as u64).collect();
+        let slo = Some(Objective { slo_ns, percentile: 99.0 });
+        let setup = Setup { slo, ..setup(seconds) };
+        let policy = tally_native_policy::by_name("slo-herald", "").unwrap();
+        let served = arrivals.len() as f64;
+        let report = simulate(&setup, &high, Some(&low), &Arrivals::At(arrivals), Some(policy));
+        (served, served * report.high_priority.within.unwrap(), report.best_effort.unwrap().share)
+    };
+    let (before, after) = (kept(doubles_s), kept(seconds));
+    assert!(before.2 > 0.4, "it gives {} before", before.2);
+    let (served, kept) = (after.0 - before.0, after.1 - before.1);
+    assert!(kept >= 0.99 * served, "{kept} of {served} after it doubled");
+}

@@ -105,10 +105,56 @@ fn late_units_take_sms_back() {
     b.units(1, 4 * MS);
     b.units(65, MS);
     assert!(sms(&b).unwrap() < before, "two late within 128");
+    let before = sms(&b).unwrap();
     b.units(3, 4 * MS);
     b.begin();
     let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
     assert_eq!(b.decide_on(&can), HELD, "three late in 200: strict");
+    b.end(MS);
+    assert!(sms(&b).unwrap() <= before / 4 * 3, "then on fewer SMs");
+    while b.policy.services[0].is_strict() {
+        b.units(1, MS);
+    }
+    assert!(sms(&b).is_some());
+    b.units(3, 4 * MS);
+    assert_eq!(sms(&b), None, "late again");
+}
+
+#[test]
+fn a_launch_of_no_more_blocks_than_spared_sms_takes_no_time_of_a_unit() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    reviews(&mut b, 31, 300);
+    let sms = b.policy.services[0].share.sms().unwrap();
+    b.begin();
+    let left_ns = b.policy.services[0].left_ns();
+    let fits = Launch { grid_blocks: sms.into(), ..b.asked(10_000 * MS) };
+    assert_eq!(b.decide_on(&fits), RUNS);
+    assert_eq!(b.policy.services[0].left_ns(), left_ns);
+    let exceeds = Launch { grid_blocks: u64::from(sms) + 1, ..fits };
+    assert_eq!(b.decide_on(&exceeds), HELD, "nor can it be limited");
+}
+
+#[test]
+fn more_sms_are_taken_only_where_units_would_stay_early() {
+    // Alone 1 ms of 3: 2.7 ms beside 48 SMs would be 2.98 ms, which is more than 95 %, beside 56.
+    for (beside_ns, grows) in [(2_700 * US, false), (2_000 * US, true)] {
+        let mut b = Bench::new(3 * MS);
+        b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+        while b.policy.services[0].share.sms().is_none() {
+            reviews(&mut b, 1, 300);
+        }
+        let sms = |b: &Bench| b.policy.services[0].share.sms();
+        let before = sms(&b);
+        for _ in 0..4 * 65 {
+            b.begin();
+            let is_alone = b.policy.services[0].sms().is_none();
+            b.policy.services[0].share.let_in(MS, true);
+            b.policy.services[0].share.limited();
+            b.end(if is_alone { MS } else { beside_ns });
+        }
+        assert_eq!(sms(&b) > before, grows, "{beside_ns}: {:?}", sms(&b));
+    }
 }
 
 #[test]
