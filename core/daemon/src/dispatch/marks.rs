@@ -171,6 +171,8 @@ pub struct Marks {
     changes: u64,
     /// The requests under way.
     open: Vec<Open>,
+    /// The marked tokens under way.
+    open_tokens: Vec<Open>,
     /// What ended in the last pass, and whether an A/B test has it.
     ended: Vec<Unit>,
     is_sampled: bool,
@@ -213,6 +215,7 @@ impl Marks {
             // Units may be open.
             changes: from.changes.load(Relaxed).wrapping_sub(1),
             open: Vec::with_capacity(OPEN_MARKS_MAX),
+            open_tokens: Vec::with_capacity(OPEN_MARKS_MAX),
             ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
             is_sampled: false,
             cut_ns: 0,
@@ -277,6 +280,7 @@ impl Marks {
 
     fn look_at_open(&mut self, now_ns: u64, from: &theirs::Marks) {
         self.open.clear();
+        self.open_tokens.clear();
         let last_ns = now_ns.max(self.registered_ns);
         let open = |began_ns, stated_ns: u64, is_graph, queue_known| {
             let came_ns = stated_ns.clamp(self.registered_ns, last_ns);
@@ -284,10 +288,13 @@ impl Marks {
         };
         for (began_ns, What { kind, age_us, .. }) in from.open() {
             self.has_any = true;
-            if kind == Kind::Request {
-                let came_ns = stated_ns(began_ns, age_us);
-                self.open.push(open(began_ns, came_ns, false, age_us.is_some()));
-            }
+            let list = match kind {
+                Kind::Request => &mut self.open,
+                Kind::Token => &mut self.open_tokens,
+                Kind::Prefill | Kind::Stream => continue,
+            };
+            let came_ns = stated_ns(began_ns, age_us);
+            list.push(open(began_ns, came_ns, false, age_us.is_some()));
         }
         self.has_requests |= !self.open.is_empty();
         if !self.has_requests {
@@ -369,6 +376,9 @@ impl Marks {
                 return;
             }
             Kind::Token => {
+                if let Some(at) = self.open_tokens.iter().position(|open| open.is(&unit.open)) {
+                    self.open_tokens.swap_remove(at);
+                }
                 if !std::mem::replace(&mut self.has_tokens, true) {
                     // Of the same tokens, or before them.
                     self.tokens = None;
@@ -476,10 +486,27 @@ impl Marks {
         self.open_since_ns().min()
     }
 
-    /// The oldest request under way.
+    /// Policies' units are the marked tokens: those have an objective.
+    pub fn tokens_are_units(&self) -> bool {
+        self.has_tokens && self.tpot_ns.is_some()
+    }
+
+    /// The oldest unit under way: a token, if those are units, else a request.
     pub fn oldest_open(&self) -> Option<OpenUnit> {
-        let oldest = self.open.iter().min_by_key(|open| open.came_ns)?;
-        Some(OpenUnit { since_ns: oldest.came_ns, is_token: oldest.is_graph })
+        let oldest = |open: &[Open]| open.iter().min_by_key(|open| open.came_ns).copied();
+        let token = oldest(&self.open_tokens).filter(|_| self.tokens_are_units());
+        if let Some(Open { came_ns, .. }) = token {
+            return Some(OpenUnit { since_ns: came_ns, is_token: true });
+        }
+        let Open { came_ns, is_graph, .. } = oldest(&self.open)?;
+        Some(OpenUnit { since_ns: came_ns, is_token: is_graph && !self.has_tokens })
+    }
+
+    /// Tokens with an objective that ended in the last pass, and what they took in all, ns.
+    pub fn ended_tokens(&self) -> (u64, u64) {
+        self.tokens_ended.iter().fold((0, 0), |(count, all_ns), &(ns, tokens)| {
+            (count + u64::from(tokens), all_ns.saturating_add(ns.saturating_mul(tokens.into())))
+        })
     }
 
     /// Counts the requests that ended in the last pass.

@@ -1,7 +1,8 @@
 //! How long a high-priority client's requests took lately, and how many kept its objective.
 //!
 //! A request is what the client marks as one, or what its shim tells from launches and waits ([`super::marks`]). Recent
-//! figures are of the last five to ten minutes: two stretches take turns.
+//! figures are of the last five to ten minutes: two stretches take turns. Policies are told of requests, or of marked
+//! tokens once those have an objective.
 
 use super::Engine;
 use super::marks::Marks;
@@ -24,18 +25,18 @@ struct Stretch {
     within: u64,
     /// Longest time that keeps the objective, ns; `u64::MAX` without one.
     slo_ns: u64,
-    /// Requests of this look, and the sum of what they took.
+    /// Units of this look, and the sum of what they took.
     look: (u64, u64),
 }
 
 /// What a look found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
-    /// From now on requests are others: marked ones.
+    /// From now on units are others: marked requests, or marked tokens.
     pub begins_anew: bool,
-    /// Requests that ended.
+    /// Units that ended.
     pub ended: Option<EndedUnits>,
-    /// The oldest request under way, if it was not the oldest before, or one ended.
+    /// The oldest unit under way, if it was not the oldest before, or one ended.
     pub began: Option<OpenUnit>,
 }
 
@@ -100,8 +101,10 @@ pub struct ServiceNumbers {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Service {
-    /// The oldest request under way, as of the last look.
+    /// The oldest unit under way, as of the last look.
     open: Option<OpenUnit>,
+    /// Policies' units are the marked tokens.
+    units_are_tokens: bool,
     objective: Option<Objective>,
     now: Stretch,
     before: Stretch,
@@ -117,6 +120,7 @@ impl Service {
         let (now, before) = (Stretch::new(), Stretch::new());
         let mut service = Service {
             open: None,
+            units_are_tokens: false,
             objective,
             now,
             before,
@@ -170,10 +174,16 @@ impl Service {
             self.recent_since_ns = Some(now_ns);
         }
         marks.count(&mut self.now);
-        Looked { begins_anew: marks.is_first(), ..self.looked(marks.oldest_open()) }
+        let are_tokens = marks.tokens_are_units();
+        let were_tokens = std::mem::replace(&mut self.units_are_tokens, are_tokens);
+        if are_tokens {
+            self.now.look = marks.ended_tokens();
+        }
+        let begins_anew = are_tokens != were_tokens || (marks.is_first() && !are_tokens);
+        Looked { begins_anew, ..self.looked(marks.oldest_open()) }
     }
 
-    /// What is new, now that the oldest request under way began then.
+    /// What is new, now that the oldest unit under way began then.
     fn looked(&mut self, open: Option<OpenUnit>) -> Looked {
         let before = std::mem::replace(&mut self.open, open);
         let (count, sum_ns) = std::mem::take(&mut self.now.look);
