@@ -3,6 +3,7 @@
  *
  *   marks    40 requests of a launch each (push and pop; start and end on another thread; in a domain; by a registered
  *            string), 120 tokens, 4 prefills, and ranges that mark nothing
+ *   tokens   10 requests of 6 tokens, each a launch and a wait
  *   lies     requests that say that they waited for a year
  *   nothing  the same ranges without their names
  *   many     1000 requests that are begun at once and never ended
@@ -174,6 +175,16 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[2], "many")) {
     for (int i = 0; i < 1000; ++i) start(request);
     serve();
+  } else if (!strcmp(argv[2], "tokens")) {
+    for (int i = 0; i < 10; ++i) {
+      push(request);
+      for (int token = 0; token < 6; ++token) {
+        push("tally:token");
+        serve();
+        pop();
+      }
+      pop();
+    }
   } else {
     for (int i = 0; i < 40; ++i) {
       uint64_t id = 0;

@@ -93,6 +93,33 @@ fn marked_requests_are_counted_as_the_program_counts_them() -> Result<()> {
     end(process)
 }
 
+/// Eager tokens within requests: without graphs only marks tell of them.
+#[test]
+fn marked_tokens_are_the_steps_of_a_policy() -> Result<()> {
+    const TOKENS: u64 = 60;
+    let scene = Scene::new(&Artefacts::locate()?, Device::software())?;
+    let _core = scene.core(&scene.artefacts().policy("tpot-first")?, &[])?;
+    // The longest that may be asked for: a busy machine keeps it.
+    let command = program(&scene, "tokens")?;
+    let governed = scene.governed_with(Class::High, "llm", &["--tpot", "600s"], &command)?;
+    let mut process = scene.start("llm", governed)?;
+    process.hear(JOB_MAX).with_context(|| process.quote())?;
+    let service = service_after(&scene, "llm", 10)?;
+    let marks = service.marks.context("no marks")?;
+    ensure!((service.requests, marks.tokens.count) == (10, TOKENS), "{service:?}");
+    // What it counted it hands over once the client leaves.
+    end(process)?;
+    let steps = wait_until("waiting for the policy's counter", ANSWER_MAX, || {
+        let text = String::from_utf8(scene.ctl(&["metrics"])?.stdout)?;
+        let mut lines = text.lines();
+        let line = lines.find(|l| l.starts_with("tally_policy") && l.contains("\"steps\""));
+        Ok(line.and_then(|l| l.split(' ').next_back()?.parse::<u64>().ok()).filter(|n| *n > 0))
+    })?;
+    // Tokens that end in one pass of the core are one step.
+    ensure!((TOKENS / 4..=TOKENS).contains(&steps), "{steps} of {TOKENS}");
+    Ok(())
+}
+
 #[test]
 fn lies_and_lost_marks_change_nothing_for_others() -> Result<()> {
     let scene = Scene::new(&Artefacts::locate()?, Device::software())?;

@@ -125,3 +125,29 @@ fn slo_herald_lets_best_effort_in_where_the_objective_leaves_time() -> Result<()
     training.kill()?;
     Ok(())
 }
+
+/// It has no requests, and changes nothing of another service's, nor keeps best effort waiting once its work is done.
+#[test]
+fn a_program_that_never_waits_has_no_requests() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let _core = scene.core(&artefacts.policy("slo-herald")?, &[])?;
+    let program = scene.program("tally-test-probe")?;
+    // What no work on a busy machine keeps, and what all does.
+    let start = |name: &str, slo: &str| -> Result<Probe> {
+        let governed = scene.governed_with(Class::High, name, &["--slo", slo], &program)?;
+        Probe::from(scene.start(name, governed)?)
+    };
+    let (mut never, mut web) = (start("never", "10us")?, start("web", "600s")?);
+    let mut batch = Probe::start(&scene, Class::BestEffort, "batch")?;
+    for _ in 0..20 {
+        never.ask("launch 2 1000")?;
+        serve(&mut web, 1)?;
+    }
+    let service = service_after(&scene, 20)?;
+    ensure!((service.requests, service.requests_within) == (20, 20), "{service:?}");
+    serve(&mut batch, 5)?;
+    let service = scene.status()?.client("never")?.service();
+    ensure!(service.as_ref().is_some_and(|service| service.requests == 0), "{service:?}");
+    [never, web, batch].into_iter().try_for_each(Probe::quit)
+}

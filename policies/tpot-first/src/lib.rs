@@ -19,9 +19,8 @@
 //! ```
 //!
 //! A *step* is a unit of work that has an objective: that for tokens (`--tpot`) if it is a token, else that for units
-//! (`--slo`). What its program marks as one, or else its units as the core tells them; of tokens that a program marks
-//! within a longer unit the policy is not told. Other units of a service with an objective, such as prefills, hold
-//! nothing back, and the others keep to the width beside them.
+//! (`--slo`). Other units of a service with an objective, such as prefills, hold nothing back, and the others keep to
+//! the width beside them.
 //!
 //! A service is served strictly (the others wait while it has a unit open) if it has no objective, or more than 5 % of its
 //! latest 200 steps were late, until at most 5 % are.
