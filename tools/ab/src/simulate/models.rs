@@ -516,7 +516,7 @@ mod tests {
             for model in [Model::BurstsInAQueue, Model::ClosedLoop, Model::KnowledgeWanders] {
                 let row = row(model, metric, State::Frozen, 20, 7);
                 assert_eq!(row.failure(), None);
-                assert_eq!(row.pairs_empty, 0.0, "{row:?}");
+                assert!(row.pairs_empty < 0.05, "{row:?}");
             }
         }
     }
@@ -526,6 +526,7 @@ mod tests {
     fn clients_own_objectives_say_what_a_given_one_says() {
         for ratio in [1.0, 0.8] {
             let given = plan_of(Model::LoadStates, Metric::SloAttainment);
+            let given = Plan { to_end: true, ..given };
             let own = Plan { slo_ns: None, ..given.clone() };
             let [given, own] = [given, own].map(|plan| test(Model::LoadStates, plan, ratio));
             let count = |e: &Experiment| e.blocks().iter().map(|b| b.requests_within).sum::<u64>();
