@@ -189,3 +189,71 @@ fn marks_harm_no_program_that_is_not_governed() -> Result<()> {
     ensure!(service.marks.is_none(), "{service:?}");
     end(process)
 }
+
+fn report(scene: &Scene) -> Result<serde_json::Value> {
+    Ok(serde_json::from_slice(&scene.ctl(&["ab", "report", "--json"])?.stdout)?)
+}
+
+/// The report of a test between two policies that has ended; meanwhile this is done again and again.
+fn tested(
+    scene: &Scene,
+    more: &[&str],
+    mut meanwhile: impl FnMut(usize) -> Result<()>,
+) -> Result<serde_json::Value> {
+    let b = scene.artefacts().policy("tally-priority")?;
+    let b = b.to_string_lossy();
+    let output =
+        scene.ctl(&[&["ab", "start", &*b, "--metric=token_p99", "--seed=5"], more].concat())?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for round in 0.. {
+        meanwhile(round)?;
+        let report = report(scene)?;
+        if !report["ended"].is_null() && scene.status()?.0["experiment"]["running"] == false {
+            return Ok(report);
+        }
+    }
+    unreachable!("it does not end")
+}
+
+/// Nothing depends on how many tokens fall into blocks, as long as some do.
+#[test]
+fn a_test_by_tokens_counts_those_that_the_program_marks() -> Result<()> {
+    let scene = Scene::new(&Artefacts::locate()?, Device::software())?;
+    let _core = scene.core(&scene.artefacts().policy("fifo")?, &[])?;
+    let (mut marked, mut most_ms) = (0, 0.0_f64);
+    let timing = ["--block=400ms", "--washout=40ms", "--max-time=8s", "--to-end"];
+    let report = tested(&scene, &timing, |round| {
+        let (process, said) = run(&scene, Class::High, &format!("llm{round}"), "marks")?;
+        marked += 120;
+        most_ms = most_ms.max(said["most_ms"].as_f64().context("most_ms")?);
+        end(process)
+    })?;
+    let blocks = report["blocks"].as_array().context("no blocks")?;
+    let sum = |what: &str| blocks.iter().filter_map(|block| block[what].as_u64()).sum::<u64>();
+    let (tokens, requests) = (sum("tokens"), sum("requests"));
+    ensure!(0 < tokens && tokens <= marked, "{tokens} of {marked}: {blocks:#?}");
+    ensure!(requests < tokens, "three tokens in each request: {requests} and {tokens}");
+    ensure!(sum("tokens_judged") == 0, "no client has an objective for tokens");
+    for block in blocks.iter().filter(|block| block["tokens"] != 0) {
+        let p99_ms = block["token_p99_ns"].as_f64().context("token_p99_ns")? / 1e6;
+        ensure!(
+            block["value"] == block["token_p99_ns"] && p99_ms <= most_ms,
+            "{block:#} {most_ms}"
+        );
+    }
+
+    // Without tokens it says so, and nothing else.
+    let timing = ["--block=60ms", "--washout=10ms", "--max-time=60s", "--guard-window=50ms"];
+    let guard = ["--guard=token_p99<1s"];
+    let report = tested(&scene, &[&timing[..], &guard].concat(), |_| {
+        let (process, said) = run(&scene, Class::High, "plain", "nothing")?;
+        ensure!(said["injected"] == 1, "{said}");
+        end(process)
+    })?;
+    ensure!(report["verdict"] == "invalid", "{:#}", report["verdict"]);
+    let why = report["why"].as_str().unwrap_or_default();
+    ensure!(why.contains("no token of a high-priority client"), "{why}");
+    let caveats = report["caveats"].to_string();
+    ensure!(caveats.contains("has judged nothing: B served no tokens"), "{caveats}");
+    Ok(())
+}

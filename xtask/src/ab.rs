@@ -80,7 +80,13 @@ fn services(experiments: u32) -> (Vec<Row>, Vec<String>) {
 
 /// Guards that a B equal to A breaches.
 fn guarded() -> (Vec<Accidents>, Vec<String>) {
-    let guards = [Some("hp_p99<1.2*A"), Some("hp_p50<1.2*A"), None];
+    let guards = [
+        Some("hp_p99<1.2*A"),
+        Some("hp_p50<1.2*A"),
+        Some("token_p99<1.2*A"),
+        Some("be_fairness>0.9"),
+        None,
+    ];
     let all = guards.into_iter().flat_map(|guard| Model::ALL.map(|model| (model, guard)));
     let rows = each(all.collect(), |(model, guard)| {
         let row = accidents(model, guard, GUARDED, SEED);
@@ -114,13 +120,15 @@ fn combined() -> (Vec<PooledRow>, Vec<String>) {
     (rows, failures)
 }
 
-/// Verdicts of each trap, by either metric; the first two also with a guard.
+/// Verdicts of each trap, by either metric; the first two also with a guard, and starvation of one client with the guard
+/// that says that it is one.
 fn trapped() -> (Value, Vec<String>) {
     let with_guard = [Trap::ServesNothing, Trap::StallsLongerThanABlock];
     let metrics = [Metric::HpP99, Metric::BeThroughput];
     let mut all: Vec<_> =
         metrics.into_iter().flat_map(|m| Trap::ALL.map(|trap| (trap, m, None))).collect();
     all.extend(with_guard.map(|trap| (trap, Metric::HpP99, Some("hp_p99<50ms"))));
+    all.push((Trap::StarvesOne, Metric::BeThroughput, Some("be_fairness>0.9")));
     let (mut rows, mut failures) = (Vec::new(), Vec::new());
     for (trap, metric, guard) in all {
         let (seeds, tests) = (TRAP_SEEDS.collect(), TRAP_SEEDS.count());

@@ -154,12 +154,18 @@ fn services(all: &[Value], out: &mut String) -> Result<()> {
          the truth (over all requests: of the first 300, and of all where those held it in less than 94 %):\n\n\
          | metric | rejected | interval of blocks | interval over all requests |\n| --- | --- | --- | --- |"
     )?;
-    for metric in ["hp_p99", "be_throughput", "slo_attainment"] {
-        let of = || frozen.iter().copied().filter(|row| row["metric"] == metric);
+    for metric in tally_ab::Metric::ALL {
+        let of = || frozen.iter().copied().filter(|row| row["metric"] == metric.as_str());
+        // A metric that is newer than the record.
+        if of().count() == 0 && metric.unit() == Some(tally_ab::Unit::Token) {
+            continue;
+        }
         ensure!(of().count() == 10, "expected ten services for {metric}, found {}", of().count());
         // The interval of attainment is the one over all requests.
-        let blocks =
-            if metric == "slo_attainment" { String::new() } else { range(of(), "coverage")? };
+        let blocks = match metric.is_attainment() {
+            true => String::new(),
+            false => range(of(), "coverage")?,
+        };
         let [rejected, overall] = [range(of(), "rejected")?, range(of(), "overall_coverage")?];
         writeln!(out, "| `{metric}` | {rejected} | {blocks} | {overall} |")?;
     }
@@ -184,21 +190,33 @@ fn besides(all: &[Value], out: &mut String) -> Result<()> {
 fn guards(all: &[Value], out: &mut String) -> Result<()> {
     let is_relative =
         |row: &Value| row["guard"].as_str().is_some_and(|guard| guard.ends_with("*A"));
-    let (relative, absolute): (Vec<_>, Vec<_>) = all.iter().partition(|row| is_relative(row));
-    let (mut breached, mut tests) = (0.0, 0.0);
+    let is_fair =
+        |row: &&Value| row["guard"].as_str().is_some_and(|guard| guard.starts_with("be_fairness"));
+    let (fair, all): (Vec<_>, Vec<_>) = all.iter().partition(is_fair);
+    let (relative, absolute): (Vec<_>, Vec<_>) = all.into_iter().partition(|row| is_relative(row));
+    let (mut breached, mut tests, mut names) = (0.0, 0.0, Vec::new());
     for row in &relative {
+        let name = format!("`{}`", row["guard"].as_str().unwrap_or_default());
+        if !names.contains(&name) {
+            names.push(name);
+        }
         tests += figure(row, "tests")?;
         breached += (figure(row, "breached")? * figure(row, "tests")?).round();
     }
     ensure!(!absolute.is_empty() && tests > 0.0, "guards of one kind are missing");
     writeln!(
         out,
-        "A B equal to A breached `hp_p99<1.2*A` or `hp_p50<1.2*A` in {breached} of {tests} tests of ten minutes. It breached limits\n\
+        "A B equal to A breached {} in {breached} of {tests} tests of ten minutes. It breached limits\n\
          of 1.2 times A's true p99 in {} of tests ({} for each service); in {}, nothing had been\nsaid before.\n",
+        names.join(" or "),
         range(absolute.iter().copied(), "breached")?,
         figure(absolute[0], "tests")?,
         range(absolute.iter().copied(), "untold")?,
     )?;
+    if !fair.is_empty() {
+        let breached = range(fair.iter().copied(), "breached")?;
+        writeln!(out, "`be_fairness>0.9` was breached in {breached}.\n")?;
+    }
     Ok(())
 }
 
@@ -232,6 +250,13 @@ fn traps(all: &[Value], out: &mut String) -> Result<()> {
         writeln!(out, "| {what} | {both} | {} |", of("hp_p99", true)?.unwrap_or_default())?;
     }
     writeln!(out)?;
+    if let Some(row) = all.iter().find(|row| row["trap"] == "StarvesOne") {
+        let verdicts = verdicts(row)?;
+        writeln!(
+            out,
+            "A B that starves one of two best-effort clients, with `be_fairness>0.9`: {verdicts}.\n"
+        )?;
+    }
     Ok(())
 }
 
@@ -294,7 +319,7 @@ mod tests {
 
     fn sample() -> Value {
         let mut services = Vec::new();
-        for metric in ["hp_p99", "be_throughput", "slo_attainment"] {
+        for metric in ["hp_p99", "be_throughput", "slo_attainment", "tpot_attainment"] {
             for service in 0..10 {
                 services.push(json!({"metric": metric, "state": "frozen", "experiments": 1000, "rejected": 0.02 + 0.001 * f64::from(service),
                     "coverage": 0.96, "overall_coverage": 0.98}));
@@ -306,7 +331,8 @@ mod tests {
         let traps: Vec<Value> = ["hp_p99", "be_throughput"]
             .into_iter()
             .flat_map(|metric| TRAPS.map(|(name, _)| json!({"trap": name, "metric": metric, "guard": null, "keep_a": 100, "withdrawn": 0})))
-            .chain([json!({"trap": "ServesNothing", "metric": "hp_p99", "guard": "hp_p99<50ms", "keep_a": 1, "withdrawn": 99})])
+            .chain([json!({"trap": "ServesNothing", "metric": "hp_p99", "guard": "hp_p99<50ms", "keep_a": 1, "withdrawn": 99}),
+                json!({"trap": "StarvesOne", "metric": "be_throughput", "guard": "be_fairness>0.9", "keep_a": 0, "withdrawn": 100})])
             .collect();
         let time = |gpus: u64, of_80: Option<f64>| {
             json!({"gpus": gpus, "metric": "hp_p99", "ratio": 1.1, "tests": 100 * gpus,
@@ -314,7 +340,8 @@ mod tests {
         };
         let guard = |text: &str, breached: f64| json!({"guard": text, "tests": 100, "breached": breached, "untold": 0.03});
         json!({"services": services, "traps": traps, "power": [time(1, None), time(8, Some(0.75))],
-            "guards": [guard("hp_p99<1.2*A", 0.01), guard("hp_p50<1.2*A", 0.02), guard("hp_p99<1.2 times its true value", 0.5)],
+            "guards": [guard("hp_p99<1.2*A", 0.01), guard("hp_p50<1.2*A", 0.02),
+                guard("be_fairness>0.9", 0.01), guard("hp_p99<1.2 times its true value", 0.5)],
             "besides": [{"tests": 200, "rejected": 0.01, "coverage": 1.0}],
             "combined": [{"tests": 300, "decided": 0.027, "coverage": 0.963}]})
     }
@@ -332,6 +359,10 @@ mod tests {
         for expected in [
             "| `hp_p99` | 2.0 to 2.9 % | 96.0 % | 98.0 % |",
             "| `slo_attainment` | 2.0 to 2.9 % | | 98.0 % |",
+            "| `tpot_attainment` | 2.0 to 2.9 % | | 98.0 % |",
+            "A B equal to A breached `hp_p99<1.2*A` or `hp_p50<1.2*A` in 3 of",
+            "`be_fairness>0.9` was breached in 1.0 %",
+            "starves one of two best-effort clients, with `be_fairness>0.9`: 100 withdrawn",
             "rejected in 40.0 %",
             "in 3 of 200 tests of ten minutes",
             "1.2 times A's true p99 in 50.0 % of tests (100 for each service); in 3.0 %",

@@ -252,6 +252,8 @@ pub(crate) struct Client {
     pub backlog: Backlog,
     /// [`Clients`](crate::clients::Clients) knows that it may have changed.
     pub is_noted: bool,
+    /// Best effort only: its part of [`WorkDone`](crate::engine::WorkDone).
+    pub work_ns: u64,
     /// Orders best-effort clients among themselves: the least served goes first.
     pub served_ns: u64,
     pub stats: ClientStats,
@@ -293,6 +295,7 @@ impl Client {
             min_share_permille: 0,
             backlog: Backlog::default(),
             is_noted: false,
+            work_ns: 0,
             served_ns,
             stats: ClientStats::default(),
         }

@@ -24,7 +24,7 @@ mod yielding;
 
 pub use floors::Had;
 
-pub use progress::{Progress, WorkDone};
+pub use progress::{ClientWork, Progress, WorkDone};
 pub use rule::{BuiltInRule, built_in_rule};
 pub use state::{ClientState, WaitsFor};
 pub use units::{EndedUnits, OpenUnit};

@@ -19,6 +19,6 @@ mod units;
 
 pub use client::{ClientStats, Measured, Submission};
 pub use engine::{
-    Action, BuiltInRule, ClientState, EndedUnits, Engine, EngineConfig, OpenUnit, PolicyStats,
-    WaitsFor, WorkDone,
+    Action, BuiltInRule, ClientState, ClientWork, EndedUnits, Engine, EngineConfig, OpenUnit,
+    PolicyStats, WaitsFor, WorkDone,
 };

@@ -6,7 +6,7 @@ mod common;
 use common::{HIGH, IDLE_GAP, LOW, Script, Seen, built_in, granted, info, key, submission, took};
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
-use tally_engine::{BuiltInRule, Engine, EngineConfig, Submission, WorkDone};
+use tally_engine::{BuiltInRule, ClientWork, Engine, EngineConfig, Submission, WorkDone};
 
 #[test]
 fn best_effort_waits_for_the_end_of_high_priority_work_and_a_little_longer() {
@@ -85,10 +85,13 @@ fn work_done_counts_a_launch_by_what_it_takes_undisturbed_and_best_effort_only()
     e.submitted(500_000, LOW, submission(1, k), &mut out);
     e.progress(1_300_000, LOW, 0, 2, took(2, 800_000), &mut out);
     assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
+    let of_client = ClientWork { client: LOW, weight: 1, work_ns: 800_000, backlog_ns: 1_200_000 };
+    assert_eq!(e.best_effort_work(1_400_000).collect::<Vec<_>>(), [of_client]);
     e.submitted(2_000_000, HIGH, submission(0, k), &mut out);
     e.progress(2_400_000, HIGH, 0, 1, None, &mut out);
     e.client_left(3_000_000, LOW, &mut out);
     assert_eq!(e.work_done(), WorkDone { launches: 2, ns: 800_000 });
+    assert_eq!(e.best_effort_work(3_000_000).next(), None);
 }
 
 /// Two launches wait for 300 us and 200 us; the second's client then leaves. High-priority launches do not count.

@@ -6,6 +6,7 @@ use crate::experiment::Experiment;
 use crate::guard::{Guard, RELATIVE_ALPHA, Traffic};
 use crate::metric::Metric;
 use crate::overall::Part;
+use crate::sample::Unit;
 use crate::tail::Pool;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -77,9 +78,15 @@ fn near(ns: u64) -> u64 {
     (ns as f64 / NEAR) as u64
 }
 
+/// For a guard on the requests' percentile with a time: share and time.
+fn of_requests(guard: &Guard) -> Option<(f64, u64)> {
+    let (_, share, ns) = guard.quantile().filter(|(unit, ..)| *unit == Unit::Request)?;
+    Some((share, ns))
+}
+
 /// The times that requests before the test are to be counted against, ns: two for each guard.
 pub fn limits_ns(plan: &Plan) -> Vec<u64> {
-    let limits = plan.guards.iter().map(|guard| guard.quantile().map(|(_, ns)| ns));
+    let limits = plan.guards.iter().map(|guard| of_requests(guard).map(|(_, ns)| ns));
     limits.flat_map(|ns| [slower, near].map(|to| ns.map_or(u64::MAX, to))).collect()
 }
 
@@ -94,7 +101,7 @@ pub(crate) fn guards_before(plan: &Plan, before: &Before) -> Vec<GuardReport> {
         };
         let accident = match guard.is_relative() {
             true => Some(RELATIVE_ALPHA),
-            false => guard.quantile().and_then(chance),
+            false => of_requests(guard).and_then(chance),
         };
         GuardReport { guard: guard.to_string(), accident }
     };
@@ -123,18 +130,26 @@ pub(crate) fn guards(experiment: &Experiment) -> Vec<GuardReport> {
     let (plan, before) = (experiment.plan(), experiment.before());
     let of_a = || experiment.blocks().iter().filter(|block| block.arm == Arm::A);
     let seconds: f64 = of_a().map(|block| block.measured_s).sum();
-    let parts = experiment.parts(Metric::HpP99);
-    let pool = Pool::of(parts.iter().filter_map(|(a, _)| match a {
-        Part::Requests(tail) => Some(tail),
-        Part::Sums(..) => None,
-    }));
-    let chance = |(share, ns): (f64, u64)| {
+    let pool = |metric: Metric| {
+        let parts = experiment.parts(metric);
+        Pool::of(parts.iter().filter_map(|(a, _)| match a {
+            Part::Requests(tail) => Some(tail),
+            Part::Sums(..) => None,
+        }))
+    };
+    let is_of = |unit| plan.guards.iter().any(|g| g.quantile().is_some_and(|(of, ..)| of == unit));
+    let pools = [(Unit::Request, Metric::HpP99), (Unit::Token, Metric::TokenP99)]
+        .map(|(unit, metric)| if is_of(unit) { pool(metric) } else { Pool::default() });
+    let chance = |(unit, share, ns): (Unit, f64, u64)| {
+        // What tokens did before the test is not known.
+        let before_s = if unit == Unit::Request { before.seconds() } else { 0.0 };
+        let pool = &pools[unit.index()];
         let of_a_ns = pool.quantile_ns(share)?;
         let (requests, over) = (pool.requests() as f64, pool.over(slower(ns)) as f64);
         let independent =
             traffic(plan, requests / seconds.max(1e-9), over / requests).accident_of(share);
         let is_near = of_a_ns > near(ns) as f64;
-        let unseen = if is_near { unseen(plan, seconds + before.seconds()) } else { 0.0 };
+        let unseen = if is_near { unseen(plan, seconds + before_s) } else { 0.0 };
         Some(independent.max(unseen))
     };
     let of_guard = |(at, mut report): (usize, GuardReport)| {

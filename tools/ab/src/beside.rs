@@ -6,7 +6,7 @@
 //! the level allows, whatever the noise.
 
 use crate::betting::Betting;
-use crate::design::{Arm, Plan};
+use crate::design::Arm;
 use crate::experiment::Experiment;
 use crate::interval::{self, Bounds};
 use crate::metric::{Metric, REQUESTS_MIN};
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 /// A ratio that was measured beside the one that decides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Beside {
-    /// `hp_p50`, `hp_p99`, `be_throughput`, `requests` or `slo_attainment`.
+    /// `hp_p50`, `hp_p99`, `token_p99`, `be_throughput`, `requests`, `slo_attainment` or `tpot_attainment`.
     pub name: String,
-    /// Of the blocks' figures; `slo_attainment`: of all requests. Bounds at a level divided by the number of figures,
+    /// Of the blocks' figures; attainments: of all requests or tokens. Bounds at a level divided by the number of figures,
     /// those of [`Rate`] included: all of them hold at once.
     #[serde(flatten)]
     pub effect: Effect,
@@ -30,8 +30,9 @@ pub struct Beside {
 /// Something that best-effort clients met so much of each second, and that may be 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// `be_waited` (time that launches waited for an answer, summed over launches, ns a second) or `preemptions` (times
-    /// that clients were asked to yield, a second).
+    /// `be_waited` (time that launches waited for an answer, summed over launches, ns a second), `preemptions` (times
+    /// that clients were asked to yield, a second) or `be_fairness` (Jain's index, of pairs in which both blocks have
+    /// one).
     pub name: String,
     /// Mean over A's blocks.
     pub a: f64,
@@ -47,23 +48,44 @@ pub struct Rate {
 
 type Figure = fn(&Block) -> Option<f64>;
 
-const RATIOS: [(&str, Figure); 4] = [
+const RATIOS: [(&str, Figure); 5] = [
     ("hp_p50", |b| b.hp_p50_ns.filter(|_| b.value.is_some()).map(|ns| ns as f64)),
     ("hp_p99", |b| b.hp_p99_ns.filter(|_| b.requests >= REQUESTS_MIN).map(|ns| ns as f64)),
     ("be_throughput", |b| (b.be_work_ns > 0).then(|| b.be_work_ns as f64 / b.measured_s)),
     ("requests", |b| (b.requests > 0).then(|| b.requests as f64 / b.measured_s)),
-];
-type PerSecond = fn(&Block) -> f64;
-
-const RATES: [(&str, PerSecond); 2] = [
-    ("be_waited", |b| b.be_waited_ns as f64 / b.measured_s.max(1e-9)),
-    ("preemptions", |b| b.preemptions as f64 / b.measured_s.max(1e-9)),
+    ("token_p99", |b| b.token_p99_ns.filter(|_| b.tokens >= REQUESTS_MIN).map(|ns| ns as f64)),
 ];
 
-/// Level of each figure.
-fn alpha(plan: &Plan) -> f64 {
-    let figures = RATIOS.len() + RATES.len() + usize::from(plan.slo_ns.is_some());
-    plan.alpha / figures as f64
+const RATES: [(&str, Figure); 3] = [
+    ("be_waited", |b| Some(b.be_waited_ns as f64 / b.measured_s.max(1e-9))),
+    ("preemptions", |b| Some(b.preemptions as f64 / b.measured_s.max(1e-9))),
+    ("be_fairness", |b| b.be_fairness),
+];
+
+/// Figures that only some programs have: of these no block has one without them.
+const OF_SOME: [&str; 2] = ["token_p99", "be_fairness"];
+
+/// Figures that all programs have: [`slower`] looks at some of them.
+const DECIDING: usize = RATIOS.len() + RATES.len() - OF_SOME.len();
+
+/// Whether there is anything that this figure is of.
+fn is_there(experiment: &Experiment, (name, figure): &(&str, Figure)) -> bool {
+    !OF_SOME.contains(name) || experiment.blocks().iter().any(|block| figure(block).is_some())
+}
+
+/// Attainments that are known: of requests with an objective, and of tokens with one.
+fn attainments(experiment: &Experiment) -> impl Iterator<Item = Metric> {
+    let any = |judged: fn(&Block) -> u64| experiment.blocks().iter().any(|block| judged(block) > 0);
+    let of_requests = experiment.plan().slo_ns.is_some() || any(|block| block.requests_judged);
+    let of_tokens = any(|block| block.tokens_judged);
+    let each = [(Metric::SloAttainment, of_requests), (Metric::TpotAttainment, of_tokens)];
+    each.into_iter().filter_map(|(metric, is_known)| is_known.then_some(metric))
+}
+
+/// Level of each figure. How many there are does not depend on how they turn out.
+fn alpha(experiment: &Experiment) -> f64 {
+    let figures = RATIOS.iter().chain(&RATES).filter(|figure| is_there(experiment, figure)).count();
+    experiment.plan().alpha / (figures + attainments(experiment).count()) as f64
 }
 
 /// Finished pairs as (A, B).
@@ -85,7 +107,9 @@ fn unless_shown(bounds: Bounds, differences: &[f64], alpha: f64) -> Bounds {
 /// All ratios but the one that decides.
 pub(crate) fn all(experiment: &Experiment) -> Vec<Beside> {
     let mut all = of_blocks(experiment);
-    all.extend(attainment(experiment));
+    let chosen = experiment.plan().metric;
+    let others = attainments(experiment).filter(|metric| *metric != chosen);
+    all.extend(others.filter_map(|metric| attainment(experiment, metric)));
     all
 }
 
@@ -101,12 +125,15 @@ fn differences(experiment: &Experiment, figure: Figure) -> Vec<f64> {
 /// A figure of how long requests take that is surely more than so many times A's, and how many times it is.
 pub(crate) fn slower(experiment: &Experiment, times: f64) -> Option<(&'static str, f64)> {
     let latencies = RATIOS.into_iter().filter(|(name, _)| name.starts_with("hp_"));
+    // What decides does not depend on which other figures there are to report.
+    let plan = experiment.plan();
+    let alpha = plan.alpha / (DECIDING + usize::from(plan.slo_ns.is_some())) as f64;
     let mut slower = latencies.filter_map(|(name, figure)| {
         let differences = differences(experiment, figure);
         // Much cheaper than an interval.
         let mut betting = Betting::new();
         differences.iter().for_each(|difference| betting.push(difference - times.ln()));
-        let is_sure = betting.rejects(alpha(experiment.plan())) && betting.is_higher();
+        let is_sure = betting.rejects(alpha) && betting.is_higher();
         (is_sure && differences.len() >= PAIRS_MIN)
             .then(|| (name, interval::estimate(&differences).exp()))
     });
@@ -116,8 +143,9 @@ pub(crate) fn slower(experiment: &Experiment, times: f64) -> Option<(&'static st
 /// Those of the blocks' figures.
 fn of_blocks(experiment: &Experiment) -> Vec<Beside> {
     let chosen = experiment.plan().metric.as_str();
-    let alpha = alpha(experiment.plan());
-    let others = RATIOS.into_iter().filter(|(name, _)| *name != chosen);
+    let alpha = alpha(experiment);
+    let is_other = |figure: &(&str, Figure)| figure.0 != chosen && is_there(experiment, figure);
+    let others = RATIOS.into_iter().filter(is_other);
     others
         .map(|(name, figure)| {
             let differences = differences(experiment, figure);
@@ -127,14 +155,10 @@ fn of_blocks(experiment: &Experiment) -> Vec<Beside> {
         .collect()
 }
 
-/// The share of all requests within the objective, if there is one; a block's share of few requests is no multiple of
-/// A's share.
-fn attainment(experiment: &Experiment) -> Option<Beside> {
+/// The share of all requests, or tokens, within the objective; a block's share of few is no multiple of A's share.
+fn attainment(experiment: &Experiment, metric: Metric) -> Option<Beside> {
     let plan = experiment.plan();
-    if plan.metric == Metric::SloAttainment || plan.slo_ns.is_none() {
-        return None;
-    }
-    let (parts, alpha) = (experiment.parts(Metric::SloAttainment), alpha(plan));
+    let (parts, alpha) = (experiment.parts(metric), alpha(experiment));
     // Half a request each way, as the metric has it.
     let ln = |part: &Part| match part {
         Part::Sums(within, requests) if *requests > 0.0 => {
@@ -148,17 +172,18 @@ fn attainment(experiment: &Experiment) -> Option<Beside> {
         true => Bounds::default(),
         false => unless_shown(overall.bounds, &differences, alpha),
     };
-    let (name, effect) =
-        (Metric::SloAttainment.as_str().into(), Effect::new(overall.ln_ratio, bounds));
+    let (name, effect) = (metric.as_str().into(), Effect::new(overall.ln_ratio, bounds));
     Some(Beside { name, effect, pairs: differences.len() })
 }
 
 /// What best-effort clients met. The bounds are those of the mean difference ([`interval::asymptotic`]): a block without
 /// any has no ratio.
 pub(crate) fn rates(experiment: &Experiment) -> Vec<Rate> {
-    let alpha = alpha(experiment.plan());
-    let all = RATES.into_iter().map(|(name, rate)| {
-        let each: Vec<(f64, f64)> = pairs(experiment).map(|(a, b)| (rate(a), rate(b))).collect();
+    let alpha = alpha(experiment);
+    let there = RATES.into_iter().filter(|figure| is_there(experiment, figure));
+    let all = there.map(|(name, rate)| {
+        let both = |(a, b): (&Block, &Block)| rate(a).zip(rate(b));
+        let each: Vec<(f64, f64)> = pairs(experiment).filter_map(both).collect();
         let mean = |of: fn(&(f64, f64)) -> f64| {
             each.iter().map(of).sum::<f64>() / each.len().max(1) as f64
         };

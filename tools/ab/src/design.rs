@@ -57,7 +57,8 @@ pub struct Plan {
     pub washout_ns: u64,
     /// The experiment ends before it takes longer than this.
     pub time_ns_max: u64,
-    /// A request within this time attains the service-level objective.
+    /// A request within this time attains the service-level objective; without it, within its client's own objective,
+    /// and requests of clients without one do not count.
     #[serde(default)]
     pub slo_ns: Option<u64>,
     /// Level of the test, and of the interval: they are wrong at most this often.
@@ -175,9 +176,6 @@ pub enum PlanError {
     Blocks(u64),
     #[error("alpha is {0}: expected 0.0001 to 0.5")]
     Alpha(f64),
-    /// The metric, or a guard, is of an objective that is not given.
-    #[error("{0} needs the objective: give --slo TIME")]
-    NoObjective(&'static str),
     /// An objective of no time.
     #[error("the objective is 0: expected a time above it")]
     Objective,
@@ -249,14 +247,6 @@ impl Plan {
         }
         if self.slo_ns == Some(0) {
             return Err(PlanError::Objective);
-        }
-        if self.slo_ns.is_none() {
-            if self.metric == Metric::SloAttainment {
-                return Err(PlanError::NoObjective("the metric slo_attainment"));
-            }
-            if self.guards.iter().any(Guard::needs_objective) {
-                return Err(PlanError::NoObjective("a guard on slo_attainment"));
-            }
         }
         if self.guards.len() > GUARDS_MAX {
             return Err(PlanError::Guards(self.guards.len()));
@@ -353,7 +343,6 @@ mod tests {
             (bad(|p| p.time_ns_max = u64::MAX), "at most 4000"),
             (bad(|p| p.alpha = 0.0), "alpha is 0"),
             (bad(|p| p.alpha = f64::NAN), "alpha is NaN"),
-            (bad(|p| p.metric = Metric::SloAttainment), "--slo"),
             (bad(|p| p.slo_ns = Some(0)), "objective"),
             (bad(|p| p.guard_window_ns = 0), "guard window"),
             (bad(|p| p.margin = f64::NAN), "margin"),
@@ -366,10 +355,19 @@ mod tests {
                 }),
                 "a block can fill",
             ),
-            (bad(|p| p.guards = vec!["slo_attainment>90%".parse().unwrap()]), "--slo"),
             (bad(|p| p.guards = vec!["hp_p99<8ms".parse().unwrap(); 9]), "at most 8"),
         ] {
             assert!(message.contains(word), "{message}");
+        }
+    }
+
+    /// Without `--slo` each unit is judged by its client's own objective.
+    #[test]
+    fn attainment_needs_no_objective_of_the_plan() {
+        for metric in [Metric::SloAttainment, Metric::TpotAttainment] {
+            let guards = ["slo_attainment>90%", "tpot_attainment>90%", "be_fairness>0.9"];
+            let guards = guards.map(|guard| guard.parse().unwrap()).into();
+            Plan { guards, ..Plan::of(metric) }.check().unwrap();
         }
     }
 }

@@ -11,19 +11,20 @@
 //! in it, and belong where they began ([`crate::ledger`]). Takes in between only look, so that a
 //! guard's breach is seen within a tick.
 
+mod block;
 mod judge;
 
 use crate::accident::{self, Before, GuardReport};
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
-use crate::guard::{Heard, Relative, Shadow, Window};
+use crate::fairness::BestEffort;
+use crate::guard::{Beyond, Heard, Relative, Shadow, Window};
 use crate::interval;
 use crate::ledger::Ledger;
 use crate::load::Adjuster;
-use crate::metric::Metric;
 use crate::pace::Pace;
 use crate::report::Block;
-use crate::sample::{Carried, Sample};
+use crate::sample::{Carried, Sample, Unit};
 use judge::Served;
 pub use judge::{Judgement, OVERALL_MARGIN, is_more_than_chance};
 pub(crate) use judge::{shift, slow_by};
@@ -124,13 +125,16 @@ pub struct Experiment {
     /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
-    /// Requests that began in this block's washout and ended after it.
-    late: Vec<Carried>,
+    /// Of each [`Unit`], those that began in this block's washout and ended after it.
+    late: [Vec<Carried>; 2],
+    /// Best-effort clients when this block's measured part began.
+    best_effort: Vec<BestEffort>,
     /// The first block of the pair, and how many requests began and ended in it.
     first: Option<(Arm, Sample, u64)>,
     /// Requests that began and ended in a block of each arm.
     served_under: [u64; 2],
-    ledger: Ledger,
+    /// Of each [`Unit`].
+    ledgers: [Ledger; 2],
     blocks: Vec<Block>,
     adjuster: Adjuster,
     /// What load does not explain of them.
@@ -168,13 +172,14 @@ impl Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
             relative: Relative::all(&plan.guards),
             shadow: Shadow::new(&plan.guards, plan.slo_ns, plan.guard_window_ns),
-            ledger: Ledger::default(),
+            ledgers: Default::default(),
             pace: Pace::new(&plan),
             accidents: accident::guards_before(&plan, &Before::default()),
             before: Before::default(),
             rest_ns: 0,
             adjuster: Adjuster::default(),
-            late: Vec::new(),
+            late: Default::default(),
+            best_effort: Vec::new(),
             decision: Betting::new(),
             judgement: Judgement::Open,
             served: Served::default(),
@@ -241,7 +246,7 @@ impl Experiment {
         if self.ended.is_some() || faults <= self.faults {
             return;
         }
-        let replaced = self.ledger.arm();
+        let replaced = self.ledgers[0].arm();
         let who = match replaced {
             Some(arm) => format!("the policy of arm {arm}"),
             None => "the policy that was active before the first block".into(),
@@ -268,10 +273,13 @@ impl Experiment {
             return self.rest(now_ns);
         }
         let (block_ns, washout_ns) = (self.pace.block_ns(), self.pace.washout_ns());
-        self.ledger.switch(self.arm, now_ns, washout_ns);
+        for ledger in &mut self.ledgers {
+            ledger.switch(self.arm, now_ns, washout_ns);
+        }
         self.window.block_is(block_ns - washout_ns);
         self.measured.clear();
-        self.late.clear();
+        self.late.iter_mut().for_each(Vec::clear);
+        self.best_effort.clone_from(&sample.best_effort);
         self.phase = if washout_ns > 0 {
             Phase::Washout { until_ns: now_ns + washout_ns }
         } else {
@@ -281,7 +289,7 @@ impl Experiment {
 
     /// A serves between two pairs.
     fn rest(&mut self, now_ns: u64) {
-        self.ledger.rest(now_ns);
+        self.ledgers.iter_mut().for_each(|ledger| ledger.rest(now_ns));
         let until_ns = now_ns + std::mem::take(&mut self.rest_ns);
         self.phase = Phase::Resting { until_ns };
     }
@@ -303,17 +311,21 @@ impl Experiment {
             return self.end(now_ns, Reason::PolicyFailed, message);
         }
         self.look(now_ns, sample);
-        let (carried, open) = (self.ledger.ended_of_b(&sample.carried), self.ledger.open_of_b());
+        let beyond = Unit::ALL.map(|unit| {
+            let (ledger, carried) = (&self.ledgers[unit.index()], &sample.of(unit).carried);
+            Beyond { carried: ledger.ended_of_b(carried), open: ledger.open_of_b() }
+        });
         let b = (self.arm() == Arm::B).then_some(sample);
         if b.is_none() {
             self.shadow.add(sample);
         }
-        if let Some(breach) = self.window.add(Heard { sample: b, carried: &carried, open: &open }) {
+        if let Some(breach) = self.window.add(Heard { sample: b, beyond }) {
             return self.end(now_ns, Reason::Guard, breach);
         }
         match self.phase {
             Phase::Washout { .. } if cut => {
                 self.phase = Phase::Measuring { until_ns: now_ns + self.pace.measured_ns() };
+                self.best_effort.clone_from(&sample.best_effort);
             }
             Phase::Measuring { .. } => {
                 self.measured.extend(sample);
@@ -353,86 +365,6 @@ impl Experiment {
         }
     }
 
-    /// Requests that began before the last cut go where they belong.
-    fn look(&mut self, now_ns: u64, sample: &Sample) {
-        self.ledger.look(now_ns, sample);
-        let (blocks, between) = (self.blocks.len(), self.phase == Phase::Between);
-        for request in &sample.carried {
-            let Some(own) = self.ledger.block_at(request.began_ns) else { continue };
-            if own == blocks && !between {
-                self.late.push(*request);
-            } else if own + 1 == blocks
-                && let Some((_, first, _)) = &mut self.first
-            {
-                first.request_of(request.ns, request.queue_known);
-            }
-        }
-    }
-
-    /// A block's figures. Requests of it that are under way count as their age.
-    fn block(&self, arm: Arm, number: usize, mut sample: Sample) -> (Block, Sample) {
-        let mut open = 0;
-        for request in self.ledger.open_of(number) {
-            sample.request_of(request.ns, request.queue_known);
-            open += 1;
-        }
-        let block = Block {
-            arm,
-            began_s: sample.from_ns.saturating_sub(self.started_ns) as f64 / 1e9,
-            measured_s: sample.span_ns() as f64 / 1e9,
-            value: self.plan.metric.value(&sample, self.plan.slo_ns),
-            requests: sample.requests(),
-            open,
-            queue_known: sample.queue_known,
-            hp_p50_ns: sample.quantile_ns(0.5),
-            hp_p99_ns: sample.quantile_ns(0.99),
-            be_launches: sample.launches,
-            be_work_ns: sample.work_ns,
-            be_waited_ns: sample.be_waited_ns,
-            preemptions: sample.preemptions,
-        };
-        (block, sample)
-    }
-
-    fn end_block(&mut self, now_ns: u64) {
-        let mut sample = std::mem::take(&mut self.measured);
-        let number = self.blocks.len();
-        self.ledger.count(number, &sample);
-        let served = sample.requests();
-        self.served_under[self.arm.index()] += served;
-        self.late.drain(..).for_each(|request| sample.request_of(request.ns, request.queue_known));
-        self.phase = Phase::Between;
-        match self.first.take() {
-            None => {
-                let (block, _) = self.block(self.arm, number, sample.clone());
-                self.blocks.push(block);
-                self.first = Some((self.arm, sample, served));
-            }
-            Some((first_arm, first, first_served)) => {
-                // What of the first block was under way then may have ended.
-                let (block, first) = self.block(first_arm, number - 1, first);
-                self.blocks[number - 1] = block;
-                let (block, second) = self.block(self.arm, number, sample);
-                self.blocks.push(block);
-                let pair = [(first, first_served), (second, served)];
-                let [a, b] = if first_arm == Arm::A {
-                    pair
-                } else {
-                    let [b, a] = pair;
-                    [a, b]
-                };
-                self.served.push(a.1, b.1);
-                self.end_pair(now_ns, &a.0, &b.0);
-            }
-        }
-        let last = self.arm;
-        self.arm = self.assignment.next_arm();
-        // After a pair: A serves already, or is to be put active first.
-        if self.rest_ns > 0 && last == Arm::A && self.ended.is_none() {
-            self.rest(now_ns);
-        }
-    }
-
     fn end_pair(&mut self, now_ns: u64, a: &Sample, b: &Sample) {
         let (metric, slo_ns) = (self.plan.metric, self.plan.slo_ns);
         let ln = |s: &Sample| metric.value(s, slo_ns).map(f64::ln);
@@ -444,7 +376,7 @@ impl Experiment {
         // Each of them, so that none misses a pair.
         let breaches = self.relative.iter_mut().filter_map(|guard| guard.push(a, b));
         let breach = breaches.fold(None, |first: Option<String>, next| first.or(Some(next)));
-        self.pace.ended(a, b, metric != Metric::BeThroughput);
+        self.pace.ended(a, b, metric);
         self.rest_ns = self.pace.rest_ns();
         match difference {
             Some(difference) => {
@@ -486,8 +418,8 @@ impl Experiment {
             self.end(now_ns, Reason::Decided, message);
         } else if self.empty_in_a_row >= EMPTY_PAIRS_MAX {
             let message = format!(
-                "{EMPTY_PAIRS_MAX} pairs of blocks in a row say nothing of {metric}: too few \
-                 high-priority requests, or no best-effort work"
+                "{EMPTY_PAIRS_MAX} pairs of blocks in a row say nothing of {metric}: {}",
+                metric.missing(slo_ns)
             );
             self.end(now_ns, Reason::NoTraffic, message);
         } else if self.is_futile(elapsed_ns) {

@@ -282,18 +282,18 @@ fn the_queue_is_known_of_every_marked_request() {
                 Action::Switch(_) => experiment.switched(now_ns, &sample),
                 Action::Take { at_ns, cut } => {
                     (sample.from_ns, sample.to_ns, now_ns) = (now_ns, at_ns, at_ns);
-                    match queue_known {
-                        true => sample.request_queued(1_000_000, 4_000_000),
-                        false => sample.request(5_000_000),
-                    }
+                    let (units, limit_ns) = (sample.of_mut(Unit::Request), None);
+                    let began_ns = at_ns.saturating_sub(5_000_000);
+                    units.add_carried(&Carried { began_ns, ns: 5_000_000, queue_known, limit_ns });
                     // Most of them in the washout before, and in the block before that.
                     for ago_ns in [10_000_000, 90_000_000] {
                         let began_ns = cut_ns.saturating_sub(ago_ns);
-                        sample.carry(Carried { began_ns, ns: at_ns - began_ns, queue_known });
+                        let ns = at_ns - began_ns;
+                        units.carry(Carried { began_ns, ns, queue_known, limit_ns });
                     }
                     let open = [1_000_000, 300_000_000, 900_000_000];
                     for began_ns in open.map(|ago_ns| at_ns.saturating_sub(ago_ns)) {
-                        sample.under_way(UnderWay { began_ns, queue_known });
+                        units.under_way(UnderWay { began_ns, queue_known, limit_ns });
                     }
                     experiment.took(at_ns, cut, &sample);
                     cut_ns = if cut { at_ns } else { cut_ns };
@@ -389,4 +389,72 @@ proptest! {
         let said = bench.experiment.differences().len() + bench.experiment.pairs_empty() as usize;
         prop_assert_eq!(said * 2, blocks.len());
     }
+}
+
+/// However much better it is, a B is not promoted if a guard had nothing to judge: it protected nobody.
+#[test]
+fn a_guard_without_anything_to_judge_keeps_b_from_being_promoted() {
+    use crate::verdict::{Verdict, conclude};
+    let verdict = |guard: &str, tokens: u64| {
+        let guards = vec![guard.parse().unwrap()];
+        let mut bench = Bench::new(Plan { guards, ..plan(Metric::HpP99) });
+        let mut turn = 0;
+        bench.run(|arm, sample| {
+            turn += 1;
+            let ns = if arm == Arm::A { 20_000_000 } else { 10_000_000 };
+            requests(sample, 5, ns + 1_000 * (turn * 7_919 % 1_013));
+            sample.of_mut(Unit::Token).add(1_000_000, tokens, Some(2_000_000));
+        });
+        let conclusion = conclude(&bench.experiment, bench.experiment.overall().as_ref());
+        (conclusion.verdict, conclusion.why)
+    };
+    for guard in ["token_p99<50ms", "tpot_attainment>90%", "token_p99<1.2*A", "be_fairness>0.9"] {
+        let (without, why) = verdict(guard, 0);
+        assert_eq!(without, Verdict::Invalid, "{why}");
+        assert!(why.contains(guard) && why.contains("has judged nothing"), "{why}");
+        if guard != "be_fairness>0.9" {
+            assert_eq!(verdict(guard, 5).0, Verdict::PromoteB);
+        }
+    }
+}
+
+#[test]
+fn a_metric_without_anything_to_measure_ends_the_test_and_says_what_is_missing() {
+    for (metric, word) in [
+        (Metric::TokenP99, "no token of a high-priority client"),
+        (Metric::TpotAttainment, "no token of a client with an objective"),
+        (Metric::SloAttainment, "no request of a client with an objective"),
+    ] {
+        let mut bench = Bench::new(plan(metric));
+        let ended = bench.run(|_, sample| requests(sample, 5, 10_000_000));
+        assert_eq!(ended.reason, Reason::NoTraffic);
+        assert!(ended.message.contains(word), "{}", ended.message);
+    }
+}
+
+/// A token belongs to the block in which it began; what B leaves for A to end is B's.
+#[test]
+fn tokens_that_end_after_a_cut_belong_where_they_began() {
+    let mut bench = Bench::new(Plan { to_end: true, ..plan(Metric::TokenP99) });
+    let mut last = None;
+    bench.run_until(
+        |e| e.blocks().len() == 40,
+        |arm, sample| {
+            let tokens = sample.of_mut(Unit::Token);
+            tokens.add(10_000_000, 5, None);
+            // What began right before the switch ends after it.
+            if let Some((before, at_ns)) = last.filter(|(before, _)| *before != arm) {
+                let ns = if before == Arm::B { 200_000_000 } else { 20_000_000 };
+                let unit = Carried { began_ns: at_ns - 1, ns, queue_known: false, limit_ns: None };
+                tokens.carry(unit);
+            }
+            last = Some((arm, sample.to_ns));
+        },
+    );
+    let longest = |arm| {
+        let blocks = bench.experiment.blocks().iter().filter(|block| block.arm == arm);
+        blocks.filter_map(|block| block.token_p99_ns).max().unwrap()
+    };
+    assert!(longest(Arm::A) < 25_000_000 && longest(Arm::B) > 190_000_000);
+    assert!(bench.experiment.blocks().iter().all(|block| block.requests == 0 && block.tokens >= 5));
 }

@@ -5,23 +5,29 @@
 //! | metric | means | breached when, in the window |
 //! | --- | --- | --- |
 //! | `hp_p50<8ms`, `hp_p99<8ms`, `hp_p999<8ms` | high-priority requests' times | more than 50 %, 1 %, 0.1 % of the requests, and at least two, took longer; each one still under way counts as soon as it is too old; one that lasts as long as the window or the measured part of a block is enough by itself |
-//! | `hp_p99<1.2*A` (also `hp_p50`, `hp_p999`) | the same, relative to A's | pairs of blocks show that B's is higher: see [`Relative`] |
-//! | `slo_attainment>95%` | share of requests within the objective | it is less, of at least 20 requests |
+//! | `token_p99<50ms` | tokens' times | likewise |
+//! | `hp_p99<1.2*A` (also `hp_p50`, `hp_p999`, `token_p99`) | the same, relative to A's | pairs of blocks show that B's is higher: see [`Relative`] |
+//! | `slo_attainment>95%`, `tpot_attainment>95%` | share of requests, or tokens, within the objective | it is less, of at least 20 |
 //! | `be_throughput>20%`, `>200ms/s` | best-effort work, GPU time a second | it is less, once the window is full |
+//! | `be_fairness>0.9` | Jain's index of best-effort clients' work: see [`crate::fairness`] | it is less in blocks of B that together are as long as the window |
 //!
 //! A guard with a limit of its own protects users; it is no test: it has no level, and a breach
-//! proves nothing but that the limit was not kept. One relative to A is a test.
+//! proves nothing but that the limit was not kept. One relative to A is a test. A guard that saw nothing to judge has not
+//! been kept: no B is promoted with it.
 
 use crate::betting::Betting;
-use crate::sample::Sample;
+use crate::fairness::{Blocks, Share};
+use crate::ledger::Had;
+use crate::sample::{Sample, Unit};
+pub use crate::traffic::Traffic;
 use crate::units::{parse_ns, time};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Requests without which a share says nothing.
+/// Requests, or tokens, without which a share says nothing.
 const SHARE_REQUESTS_MIN: u64 = 20;
 /// One slow request is an accident.
-const SLOW_REQUESTS_MIN: u64 = 2;
+pub(crate) const SLOW_REQUESTS_MIN: u64 = 2;
 /// Percentiles from this one on are of the tail.
 const TAIL_SHARE: f64 = 0.99;
 /// Most bytes of a guard's text.
@@ -30,14 +36,16 @@ const BYTES_MAX: usize = 64;
 /// What a guard looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Limit {
-    /// This share of the requests must take at most `ns`.
-    Quantile { share: f64, ns: u64 },
+    /// This share of the units must take at most `ns`.
+    Quantile { unit: Unit, share: f64, ns: u64 },
     /// This share must take at most so many times as long as under A.
-    TimesA { share: f64, times: f64 },
+    TimesA { unit: Unit, share: f64, times: f64 },
     /// At least this share within the objective.
-    Slo(f64),
+    Attained { unit: Unit, least: f64 },
     /// At least so many ns of work a second.
     Work(f64),
+    /// Jain's index is at least this.
+    Fair(f64),
 }
 
 /// See the module's documentation.
@@ -57,44 +65,63 @@ pub struct GuardError {
 }
 
 impl Guard {
-    /// For a guard on a percentile with a time: the share that must take at most so long.
-    pub fn quantile(&self) -> Option<(f64, u64)> {
+    /// For a guard on a percentile with a time: of what, the share that must take at most so long, and how long, ns.
+    pub fn quantile(&self) -> Option<(Unit, f64, u64)> {
         match self.limit {
-            Limit::Quantile { share, ns } => Some((share, ns)),
-            _ => None,
-        }
-    }
-
-    /// For a guard relative to A: the share, and so many times A's time.
-    fn times_a(&self) -> Option<(f64, f64)> {
-        match self.limit {
-            Limit::TimesA { share, times } => Some((share, times)),
+            Limit::Quantile { unit, share, ns } => Some((unit, share, ns)),
             _ => None,
         }
     }
 
     /// Whether it is relative to A.
     pub fn is_relative(&self) -> bool {
-        self.times_a().is_some()
+        matches!(self.limit, Limit::TimesA { .. })
+    }
+
+    /// The units that it looks at; `None`: best-effort work.
+    pub fn unit(&self) -> Option<Unit> {
+        match self.limit {
+            Limit::Quantile { unit, .. }
+            | Limit::TimesA { unit, .. }
+            | Limit::Attained { unit, .. } => Some(unit),
+            Limit::Work(_) | Limit::Fair(_) => None,
+        }
     }
 
     /// Whether it says how long all but a few requests may take, whatever A's take.
     pub fn is_on_tail(&self) -> bool {
         match self.limit {
-            Limit::Quantile { share, .. } => share >= TAIL_SHARE,
-            Limit::Slo(_) => true,
-            Limit::TimesA { .. } | Limit::Work(_) => false,
+            Limit::Quantile { unit, share, .. } => unit == Unit::Request && share >= TAIL_SHARE,
+            Limit::Attained { unit, .. } => unit == Unit::Request,
+            Limit::TimesA { .. } | Limit::Work(_) | Limit::Fair(_) => false,
         }
     }
 
-    /// For a guard on the tail that is relative to A: so many times A's time.
+    /// For a guard on the requests' tail that is relative to A: so many times A's time.
     pub fn times_a_of_tail(&self) -> Option<f64> {
-        self.times_a().filter(|(share, _)| *share >= TAIL_SHARE).map(|(_, times)| times)
+        match self.limit {
+            Limit::TimesA { unit: Unit::Request, share, times } if share >= TAIL_SHARE => {
+                Some(times)
+            }
+            _ => None,
+        }
     }
 
-    /// Whether it needs the plan's objective.
-    pub fn needs_objective(&self) -> bool {
-        matches!(self.limit, Limit::Slo(_))
+    /// What it needs to judge, and what B's time may have lacked.
+    fn missing(&self) -> String {
+        match self.limit {
+            Limit::Quantile { unit, .. } | Limit::TimesA { unit, .. } => {
+                format!("B served no {}", unit.plural())
+            }
+            Limit::Attained { unit, .. } => format!(
+                "fewer than {SHARE_REQUESTS_MIN} {} with an objective ended in its window",
+                unit.plural()
+            ),
+            Limit::Work(_) => "B did not serve as long as its window".into(),
+            Limit::Fair(_) => {
+                "fewer than two best-effort clients had work for whole blocks, or none of them was served".into()
+            }
+        }
     }
 }
 
@@ -112,27 +139,37 @@ fn limit(metric: &str, sign: char, value: &str) -> Result<Limit, String> {
         }
         Err(format!("{metric} is guarded with {wanted}, as in {metric}{wanted}{value}"))
     };
-    let quantile = |share: f64| {
+    let quantile = |unit: Unit, share: f64| {
         wants('<')?;
         if let Some(times) = value.strip_suffix("*A") {
             let times: f64 = times.trim().parse().unwrap_or(f64::NAN);
             return match (1.0..=1_000.0).contains(&times) {
-                true => Ok(Limit::TimesA { share, times }),
+                true => Ok(Limit::TimesA { unit, share, times }),
                 false => Err(format!("{value:?}: expected 1*A to 1000*A, as in 1.2*A")),
             };
         }
         match parse_ns(value)? {
             0 => Err("a limit of 0 cannot be kept".to_owned()),
-            ns => Ok(Limit::Quantile { share, ns }),
+            ns => Ok(Limit::Quantile { unit, share, ns }),
         }
     };
+    let attained = |unit: Unit| {
+        wants('>')?;
+        percent(value).map(|least| Limit::Attained { unit, least })
+    };
     match metric {
-        "hp_p50" => quantile(0.5),
-        "hp_p99" => quantile(0.99),
-        "hp_p999" => quantile(0.999),
-        "slo_attainment" => {
+        "hp_p50" => quantile(Unit::Request, 0.5),
+        "hp_p99" => quantile(Unit::Request, 0.99),
+        "hp_p999" => quantile(Unit::Request, 0.999),
+        "token_p99" => quantile(Unit::Token, 0.99),
+        "slo_attainment" => attained(Unit::Request),
+        "tpot_attainment" => attained(Unit::Token),
+        "be_fairness" => {
             wants('>')?;
-            percent(value).map(Limit::Slo)
+            let index = value.parse().ok().filter(|index| *index > 0.0 && *index < 1.0);
+            index
+                .map(Limit::Fair)
+                .ok_or_else(|| format!("{value:?}: expected an index between 0 and 1, as in 0.9"))
         }
         "be_throughput" => {
             wants('>')?;
@@ -144,8 +181,8 @@ fn limit(metric: &str, sign: char, value: &str) -> Result<Limit, String> {
             }
         }
         _ => Err(format!(
-            "{metric:?} is not a metric: expected hp_p50, hp_p99, hp_p999, slo_attainment or \
-             be_throughput"
+            "{metric:?} is not a metric: expected hp_p50, hp_p99, hp_p999, token_p99, slo_attainment, \
+             tpot_attainment, be_throughput or be_fairness"
         )),
     }
 }
@@ -203,6 +240,7 @@ pub const RELATIVE_ALPHA: f64 = 0.05;
 #[derive(Clone, Debug)]
 pub struct Relative {
     guard: Guard,
+    unit: Unit,
     share: f64,
     times: f64,
     betting: Betting,
@@ -215,16 +253,18 @@ impl Relative {
     /// Those of these guards that are.
     pub fn all(guards: &[Guard]) -> Vec<Relative> {
         let relative = guards.iter().filter_map(|guard| {
-            let (share, times) = guard.times_a()?;
+            let Limit::TimesA { unit, share, times } = guard.limit else { return None };
             let (guard, betting) = (guard.clone(), Betting::new());
-            Some(Relative { guard, share, times, betting, pairs: 0, sum: 0.0 })
+            Some(Relative { guard, unit, share, times, betting, pairs: 0, sum: 0.0 })
         });
         relative.collect()
     }
 
     /// A pair's blocks. How it is breached, if it is.
     pub fn push(&mut self, a: &Sample, b: &Sample) -> Option<String> {
-        let of = |sample: &Sample| sample.quantile_ns(self.share).map(|ns| (ns as f64).ln());
+        let of = |sample: &Sample| {
+            sample.of(self.unit).quantile_ns(self.share).map(|ns| (ns as f64).ln())
+        };
         let difference = of(b)? - of(a)?;
         self.pairs += 1;
         self.sum += difference;
@@ -238,80 +278,53 @@ impl Relative {
             )
         })
     }
+
+    /// If no pair had anything to judge: what was missing.
+    pub fn unjudged(&self) -> Option<String> {
+        (self.pairs == 0).then(|| unjudged(&self.guard))
+    }
 }
 
-/// Chance that a Poisson variable of this mean is at least `k`.
-fn poisson_at_least(mean: f64, k: u64) -> f64 {
-    let (mut term, mut below) = ((-mean).exp(), 0.0);
-    for i in 0..k {
-        below += term;
-        term *= mean / (i + 1) as f64;
-    }
-    (1.0 - below).clamp(0.0, 1.0)
-}
-
-/// What is known of the traffic that a guard looks at.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Traffic {
-    /// High-priority requests a second.
-    pub rate: f64,
-    /// Share of them over the limit.
-    pub over: f64,
-    /// The guard's window, s.
-    pub window_s: f64,
-    /// How long B is looked at, s.
-    pub watched_s: f64,
-}
-
-impl Traffic {
-    /// Chance that `least` or more requests over the limit ever meet in a window, if requests
-    /// come independently: each one over the limit may complete such a group.
-    fn accident(&self, least: u64) -> f64 {
-        let chances = self.rate * self.over * self.watched_s;
-        let each = poisson_at_least(self.rate * self.over * self.window_s, least.saturating_sub(1));
-        -(-chances * each).exp_m1()
-    }
-
-    /// Chance that a policy whose requests are like these breaches a guard on this share.
-    pub fn accident_of(&self, share: f64) -> f64 {
-        let allowed = ((1.0 - share) * self.rate * self.window_s).floor() as u64;
-        self.accident((allowed + 1).max(SLOW_REQUESTS_MIN))
-    }
+fn unjudged(guard: &Guard) -> String {
+    format!("guard {guard} has judged nothing: {}", guard.missing())
 }
 
 /// What guards need of a stretch of time.
 #[derive(Clone, Debug, Default)]
 struct Piece {
     span_ns: u64,
-    requests: u64,
-    within_slo: u64,
     work_ns: u64,
-    /// Requests over each guard's time.
-    over: Vec<u64>,
+    /// For each guard: units that it judges, and those that took too long.
+    units: Vec<(u64, u64)>,
 }
 
 impl Piece {
     fn add(&mut self, other: &Piece, times: impl Fn(u64, u64) -> u64) {
         self.span_ns = times(self.span_ns, other.span_ns);
-        self.requests = times(self.requests, other.requests);
-        self.within_slo = times(self.within_slo, other.within_slo);
         self.work_ns = times(self.work_ns, other.work_ns);
-        self.over.resize(other.over.len(), 0);
-        for (sum, over) in self.over.iter_mut().zip(&other.over) {
-            *sum = times(*sum, *over);
+        self.units.resize(other.units.len(), (0, 0));
+        for (sum, units) in self.units.iter_mut().zip(&other.units) {
+            *sum = (times(sum.0, units.0), times(sum.1, units.1));
         }
     }
 }
 
+/// Units of one kind, beside those of a sample.
+#[derive(Clone, Debug, Default)]
+pub struct Beyond {
+    /// B's part of those that ended after a cut.
+    pub carried: Vec<Had>,
+    /// B's part of every one under way.
+    pub open: Vec<Had>,
+}
+
 /// What was heard of B since the last time.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Heard<'a> {
     /// What was measured, if B serves.
     pub sample: Option<&'a Sample>,
-    /// B's part of requests that ended after a cut, ns.
-    pub carried: &'a [u64],
-    /// B's part of every request under way, ns.
-    pub open: &'a [u64],
+    /// For each [`Unit`].
+    pub beyond: [Beyond; 2],
 }
 
 /// The last stretch of B's time.
@@ -324,13 +337,17 @@ pub struct Window {
     stuck_ns: u64,
     pieces: VecDeque<Piece>,
     sum: Piece,
+    /// Which guards have had anything to judge.
+    judged: Vec<bool>,
+    blocks: Blocks,
 }
 
 impl Window {
     /// A window of this length, ns, in which nothing has been seen.
     pub fn new(guards: Vec<Guard>, slo_ns: Option<u64>, length_ns: u64) -> Self {
-        let (pieces, sum) = (VecDeque::new(), Piece::default());
-        Window { guards, slo_ns, length_ns, stuck_ns: length_ns, pieces, sum }
+        let (pieces, sum, blocks) = (VecDeque::new(), Piece::default(), Blocks::default());
+        let judged = vec![false; guards.len()];
+        Window { guards, slo_ns, length_ns, stuck_ns: length_ns, pieces, sum, judged, blocks }
     }
 
     /// A block begins that is measured for so long.
@@ -341,7 +358,61 @@ impl Window {
     /// Forget what was seen; the guards stay.
     fn clear(&mut self) {
         self.pieces.clear();
-        self.sum = Piece::default();
+        (self.sum, self.blocks) = (Piece::default(), Blocks::default());
+    }
+
+    /// Guards that have had nothing to judge so far, and what was missing.
+    pub fn unjudged(&self) -> impl Iterator<Item = String> + '_ {
+        let each = self.guards.iter().zip(&self.judged);
+        // Those relative to A are not a window's.
+        each.filter(|(guard, judged)| !**judged && !guard.is_relative())
+            .map(|(guard, _)| unjudged(guard))
+    }
+
+    /// A block has ended in which best-effort clients did so much. The guard that is breached, if one is, and how.
+    pub fn block_ended(&mut self, shares: &[Share], span_ns: u64) -> Option<String> {
+        if !self.guards.iter().any(|guard| matches!(guard.limit, Limit::Fair(_))) {
+            return None;
+        }
+        let index = self.blocks.push(shares, span_ns, self.length_ns)?;
+        let mut breach = None;
+        for (guard, judged) in self.guards.iter().zip(&mut self.judged) {
+            let Limit::Fair(least) = guard.limit else { continue };
+            *judged = true;
+            if index < least && breach.is_none() {
+                breach = Some(format!(
+                    "{guard}: the index of the best-effort clients that had work all the time was {index:.3} under B"
+                ));
+            }
+        }
+        breach
+    }
+
+    /// By the plan's objective, or else the client's own.
+    fn limit_of(&self, unit: Unit, had: &Had) -> Option<u64> {
+        self.slo_ns.filter(|_| unit == Unit::Request).or(had.limit_ns)
+    }
+
+    /// Units that a guard judges, and those of them that took too long.
+    fn units(&self, guard: &Guard, heard: &Heard<'_>) -> (u64, u64) {
+        match guard.limit {
+            Limit::Quantile { unit, ns, .. } => {
+                let carried = &heard.beyond[unit.index()].carried;
+                let (all, over) =
+                    heard.sample.map_or((0, 0), |s| (s.of(unit).count(), s.of(unit).over(ns)));
+                let longer = carried.iter().filter(|had| had.ns > ns).count() as u64;
+                (all + carried.len() as u64, over + longer)
+            }
+            Limit::Attained { unit, .. } => {
+                let slo_ns = self.slo_ns.filter(|_| unit == Unit::Request);
+                let mut kept = heard.sample.map(|s| s.of(unit).kept(slo_ns)).unwrap_or_default();
+                for had in &heard.beyond[unit.index()].carried {
+                    kept.judge(self.limit_of(unit, had), had.ns, 1);
+                }
+                (kept.judged, kept.judged - kept.within)
+            }
+            Limit::TimesA { .. } | Limit::Work(_) | Limit::Fair(_) => (0, 0),
+        }
     }
 
     /// Something was heard of B. The guard that is breached, if one is, and how.
@@ -349,20 +420,10 @@ impl Window {
         if self.guards.is_empty() {
             return None;
         }
-        let of_sample = |read: &dyn Fn(&Sample) -> u64| heard.sample.map_or(0, read);
-        let longer = |ns: u64| heard.carried.iter().filter(|part| **part > ns).count() as u64;
-        let over = |ns: u64| of_sample(&|sample| sample.over(ns)) + longer(ns);
-        let requests = of_sample(&Sample::requests) + heard.carried.len() as u64;
         let piece = Piece {
-            span_ns: of_sample(&Sample::span_ns),
-            requests,
-            within_slo: requests - self.slo_ns.map_or(0, over).min(requests),
-            work_ns: of_sample(&|sample| sample.work_ns),
-            over: self
-                .guards
-                .iter()
-                .map(|guard| guard.quantile().map_or(0, |(_, ns)| over(ns)))
-                .collect(),
+            span_ns: heard.sample.map_or(0, Sample::span_ns),
+            work_ns: heard.sample.map_or(0, |sample| sample.work_ns),
+            units: self.guards.iter().map(|guard| self.units(guard, &heard)).collect(),
         };
         self.sum.add(&piece, u64::saturating_add);
         self.pieces.push_back(piece);
@@ -373,53 +434,74 @@ impl Window {
             self.sum.add(&oldest, u64::saturating_sub);
             self.pieces.pop_front();
         }
-        (0..self.guards.len()).find_map(|at| self.breach(at, heard.open))
+        let mut breach = None;
+        // Each of them, so that it is known of each whether it judged.
+        for at in 0..self.guards.len() {
+            let (judged, breached) = self.breach(at, &heard.beyond);
+            self.judged[at] |= judged;
+            breach = breach.or(breached);
+        }
+        breach
     }
 
-    fn breach(&self, at: usize, open: &[u64]) -> Option<String> {
+    /// Whether a guard has anything to judge, and how it is breached, if it is.
+    fn breach(&self, at: usize, beyond: &[Beyond; 2]) -> (bool, Option<String>) {
         let (guard, sum) = (&self.guards[at], &self.sum);
-        let too_old = |ns: u64| open.iter().filter(|age| **age > ns).count() as u64;
+        let (units, over) = sum.units[at];
+        let open = |unit: Unit| beyond[unit.index()].open.iter();
         match guard.limit {
-            // Not a window's: see `Relative`.
-            Limit::TimesA { .. } => None,
-            Limit::Quantile { share, ns } => {
-                let oldest_ns = open.iter().copied().max().unwrap_or(0);
+            // Not a window's: see `Relative` and `Window::block_ended`.
+            Limit::TimesA { .. } | Limit::Fair(_) => (false, None),
+            Limit::Quantile { unit, share, ns } => {
+                let oldest_ns = open(unit).map(|had| had.ns).max().unwrap_or(0);
                 if oldest_ns >= self.stuck_ns.max(ns) {
-                    return Some(format!(
-                        "{guard}: a request has been under way for {}",
-                        time(oldest_ns as f64)
-                    ));
+                    let one = match unit {
+                        Unit::Request => "request",
+                        Unit::Token => "token",
+                    };
+                    let oldest = time(oldest_ns as f64);
+                    let why = format!("{guard}: a {one} has been under way for {oldest}");
+                    return (true, Some(why));
                 }
-                let open = too_old(ns);
-                let (over, requests) = (sum.over[at] + open, sum.requests + open);
-                let allowed = (1.0 - share) * requests as f64;
-                (over >= SLOW_REQUESTS_MIN && over as f64 > allowed).then(|| {
+                let too_old = open(unit).filter(|had| had.ns > ns).count() as u64;
+                let (over, units) = (over + too_old, units + too_old);
+                let allowed = (1.0 - share) * units as f64;
+                let breach = (over >= SLOW_REQUESTS_MIN && over as f64 > allowed).then(|| {
                     format!(
-                        "{guard}: {over} of the last {requests} requests under B took longer than {}",
+                        "{guard}: {over} of the last {units} {} under B took longer than {}",
+                        unit.plural(),
                         time(ns as f64)
                     )
-                })
+                });
+                (units > 0, breach)
             }
-            Limit::Slo(least) => {
-                let open = self.slo_ns.map_or(0, too_old);
-                let requests = sum.requests + open;
-                let share = sum.within_slo as f64 / requests.max(1) as f64;
-                (requests >= SHARE_REQUESTS_MIN && share < least).then(|| {
+            Limit::Attained { unit, least } => {
+                let is_too_old =
+                    |had: &&Had| self.limit_of(unit, had).is_some_and(|limit_ns| had.ns > limit_ns);
+                let too_old = open(unit).filter(is_too_old).count() as u64;
+                let (over, units) = (over + too_old, units + too_old);
+                let share = (units - over.min(units)) as f64 / units.max(1) as f64;
+                let enough = units >= SHARE_REQUESTS_MIN;
+                let breach = (enough && share < least).then(|| {
                     format!(
-                        "{guard}: {:.1} % of the last {requests} requests under B were within the objective",
+                        "{guard}: {:.1} % of the last {units} {} under B were within the objective",
                         share * 100.0,
+                        unit.plural()
                     )
-                })
+                });
+                (enough, breach)
             }
             Limit::Work(least) => {
                 let a_second = sum.work_ns as f64 * 1e9 / sum.span_ns.max(1) as f64;
-                (sum.span_ns >= self.length_ns && a_second < least).then(|| {
+                let enough = sum.span_ns >= self.length_ns;
+                let breach = (enough && a_second < least).then(|| {
                     format!(
                         "{guard}: best effort did {:.1} GPU ms/s of work in the last {} under B",
                         a_second / 1e6,
                         time(sum.span_ns as f64)
                     )
-                })
+                });
+                (enough, breach)
             }
         }
     }
@@ -446,6 +528,13 @@ impl Shadow {
                 *breaches += 1;
                 window.clear();
             }
+        }
+    }
+
+    /// A block of A has ended.
+    pub fn block_ended(&mut self, shares: &[Share], span_ns: u64) {
+        for (window, breaches) in &mut self.each {
+            *breaches += u32::from(window.block_ended(shares, span_ns).is_some());
         }
     }
 

@@ -15,6 +15,13 @@ impl Window {
     }
 }
 
+fn under_way(unit: Unit, ages: &[u64]) -> Heard<'static> {
+    let mut heard = Heard::default();
+    let had = ages.iter().map(|ns| Had { ns: *ns, limit_ns: Some(40_000_000) });
+    heard.beyond[unit.index()].open = had.collect();
+    heard
+}
+
 fn sample(fast: u64, slow: u64) -> Sample {
     let mut sample = Sample::new();
     sample.to_ns = 100_000_000;
@@ -33,6 +40,10 @@ fn guards_are_read_and_written_back() {
         "slo_attainment>99.5%",
         "be_throughput>20%",
         "be_throughput>200ms/s",
+        "token_p99<50ms",
+        "token_p99<1.2*A",
+        "tpot_attainment>95%",
+        "be_fairness>0.9",
     ] {
         assert_eq!(guard(text).to_string(), text);
         let json = serde_json::to_string(&guard(text)).unwrap();
@@ -59,6 +70,12 @@ fn what_is_wrong_with_a_guard_is_said() {
         ("slo_attainment>120%", "0% to 100%"),
         ("slo_attainment<95%", "slo_attainment>95%"),
         ("be_throughput>fast", "200ms/s"),
+        ("token_p99>50ms", "token_p99<50ms"),
+        ("tpot_attainment>0.9", "0% to 100%"),
+        ("be_fairness<0.9", "be_fairness>0.9"),
+        ("be_fairness>90%", "between 0 and 1"),
+        ("be_fairness>1", "between 0 and 1"),
+        ("be_fairness>nan", "between 0 and 1"),
     ] {
         let error = text.parse::<Guard>().unwrap_err().to_string();
         assert!(error.contains(word) && error.contains(&format!("{text:?}")), "{error}");
@@ -105,28 +122,36 @@ fn what_is_older_than_the_window_is_forgotten() {
 #[test]
 fn a_request_that_does_not_end_is_a_breach() {
     let mut window = window("hp_p99<8ms");
-    let open = |ages| Heard { open: ages, ..Heard::default() };
-    assert_eq!(window.add(open(&[900_000_000])), None, "one may be an accident");
-    let breach = window.add(open(&[1_000_000_000])).unwrap();
-    assert!(breach.contains("under way for 1 s"), "{breach}");
+    assert_eq!(
+        window.add(under_way(Unit::Request, &[900_000_000])),
+        None,
+        "one may be an accident"
+    );
+    let breach = window.add(under_way(Unit::Request, &[1_000_000_000])).unwrap();
+    assert!(breach.contains("a request has been under way for 1 s"), "{breach}");
 }
 
 #[test]
 fn every_request_under_way_counts_and_not_one() {
     let mut window = window("hp_p99<8ms");
     let ages = [9_000_000, 10_000_000, 1_000_000];
-    let breach = window.add(Heard { open: &ages, ..Heard::default() }).unwrap();
+    let breach = window.add(under_way(Unit::Request, &ages)).unwrap();
     assert!(breach.contains("2 of the last 2"), "{breach}");
     let mut slo = self::window("slo_attainment>95%");
-    assert!(slo.add(Heard { open: &[9_000_000; 20], ..Heard::default() }).is_some());
+    assert!(slo.add(under_way(Unit::Request, &[9_000_000; 20])).is_some());
 }
 
 /// Those that began under B and end under A, when nothing else is measured of B.
 #[test]
 fn requests_that_end_after_a_cut_count() {
     let mut window = window("hp_p99<8ms");
-    assert_eq!(window.add(Heard { carried: &[9_000_000], ..Heard::default() }), None);
-    assert!(window.add(Heard { carried: &[9_000_000], ..Heard::default() }).is_some());
+    let carried = || {
+        let mut heard = Heard::default();
+        heard.beyond[0].carried = vec![Had { ns: 9_000_000, limit_ns: None }];
+        heard
+    };
+    assert_eq!(window.add(carried()), None);
+    assert!(window.add(carried()).is_some());
 }
 
 fn lengths(random: &mut fastrand::Rng, count: usize, factor: f64) -> Vec<u64> {
@@ -205,4 +230,61 @@ fn shares_and_work_are_judged_when_there_is_enough() {
     let mut busy = sample(0, 0);
     busy.work_ns = 30_000_000;
     assert!((0..30).all(|_| work.hear(&busy).is_none()));
+}
+
+#[test]
+fn tokens_are_guarded_as_requests_are_and_apart_from_them() {
+    let mut window = window("token_p99<50ms");
+    assert_eq!(window.hear(&sample(0, 50)), None, "requests are no tokens");
+    assert!(window.unjudged().next().unwrap().contains("B served no tokens"));
+    let mut tokens = Sample::new();
+    tokens.of_mut(Unit::Token).add(60_000_000, 1, None);
+    assert_eq!(window.hear(&tokens), None, "one may be an accident");
+    assert!(window.hear(&tokens).unwrap().contains("2 of the last 2 tokens"));
+    assert_eq!(window.unjudged().next(), None);
+    let mut stuck = self::window("token_p99<50ms");
+    assert_eq!(stuck.add(under_way(Unit::Request, &[1_000_000_000])), None);
+    let breach = stuck.add(under_way(Unit::Token, &[1_000_000_000])).unwrap();
+    assert!(breach.contains("a token has been under way for 1 s"), "{breach}");
+}
+
+#[test]
+fn without_a_given_objective_each_unit_is_judged_by_its_clients_own() {
+    for (text, unit) in
+        [("slo_attainment>90%", Unit::Request), ("tpot_attainment>90%", Unit::Token)]
+    {
+        let mut window = Window::new(vec![guard(text)], None, 1_000_000_000);
+        let mut sample = Sample::new();
+        sample.of_mut(unit).add(50_000_000, 30, None);
+        assert_eq!(window.hear(&sample), None);
+        let unjudged = window.unjudged().next().unwrap();
+        assert!(unjudged.contains("with an objective ended"), "{unjudged}");
+        sample.of_mut(unit).add(50_000_000, 20, Some(60_000_000));
+        assert_eq!(window.hear(&sample), None, "all within");
+        assert_eq!(window.unjudged().next(), None);
+        // Too old by their own objective of 40 ms; an age of 30 ms may still keep it.
+        let open = [vec![41_000_000; 3], vec![30_000_000; 9]].concat();
+        let breach = window.add(under_way(unit, &open)).unwrap();
+        assert!(breach.contains("87.0 % of the last 23"), "{breach}");
+    }
+}
+
+#[test]
+fn fairness_is_judged_over_blocks_as_long_as_the_window() {
+    let share = |client, work_ns| Share { client, weight: 1, work_ns };
+    let uneven = [share(1, 100), share(2, 10)];
+    let mut window = window("be_fairness>0.9");
+    assert_eq!(window.block_ended(&uneven, 600_000_000), None, "too short");
+    assert_eq!(window.block_ended(&uneven[..1], 900_000_000), None, "one client");
+    assert_eq!(window.block_ended(&[], 2_000_000_000), None, "none");
+    assert!(window.unjudged().next().unwrap().contains("fewer than two best-effort clients"));
+    assert_eq!(window.block_ended(&[share(1, 11), share(2, 9)], 1_000_000_000), None);
+    assert_eq!(window.unjudged().next(), None);
+    let breach = window.block_ended(&uneven, 1_000_000_000).unwrap();
+    assert!(
+        breach.starts_with("be_fairness>0.9: the index") && breach.contains("0.599"),
+        "{breach}"
+    );
+    let mut other = self::window("hp_p99<8ms");
+    assert_eq!(other.block_ended(&uneven, 2_000_000_000), None);
 }

@@ -1,4 +1,5 @@
-//! Which block a request belongs to.
+//! Which block a request, or a token, belongs to. What is said of requests here holds for tokens; each kind has a ledger
+//! of its own.
 //!
 //! A request belongs to the block in which it began, with its whole length, however late it
 //! ends: so a policy that stalls requests is charged for them though they end under the
@@ -7,7 +8,7 @@
 //! delays what it takes over must not look good either.
 
 use crate::design::Arm;
-use crate::sample::{Carried, Sample, UnderWay};
+use crate::sample::{Carried, UnderWay, Units};
 use crate::tail::Tail;
 
 #[derive(Clone, Debug)]
@@ -21,6 +22,14 @@ struct Stretch {
     own: Tail,
     /// How long requests of earlier blocks stayed in it.
     inherited: Tail,
+}
+
+/// How long one arm had a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Had {
+    pub ns: u64,
+    /// As of [`Carried`].
+    pub limit_ns: Option<u64>,
 }
 
 /// See the module's documentation.
@@ -67,20 +76,21 @@ impl Ledger {
     }
 
     /// Requests that a block's measured part counts.
-    pub fn count(&mut self, block: usize, sample: &Sample) {
+    pub fn count(&mut self, block: usize, units: &Units) {
         let of_block = |stretch: &&mut Stretch| stretch.number == Some(block);
         if let Some(block) = self.stretches.iter_mut().rev().find(of_block) {
-            sample.lengths().for_each(|(ns, count)| block.own.add(ns, count));
+            units.lengths().for_each(|(ns, count)| block.own.add(ns, count));
+            block.own.kept.extend(units.kept);
         }
     }
 
     /// Requests that ended after a cut, and those under way.
-    pub fn look(&mut self, now_ns: u64, sample: &Sample) {
+    pub fn look(&mut self, now_ns: u64, units: &Units) {
         self.looked_ns = now_ns;
-        self.open.clone_from(&sample.open);
-        for request in &sample.carried {
+        self.open.clone_from(&units.open);
+        for request in &units.carried {
             if let Some(own) = self.at(request.began_ns) {
-                self.stretches[own].own.add(request.ns, 1);
+                self.stretches[own].own.add_one(request.ns, request.limit_ns);
             }
             self.inherit(*request);
         }
@@ -95,7 +105,7 @@ impl Ledger {
             let stretch = &mut self.stretches[at];
             let ns = ended_ns.min(until_ns).saturating_sub(stretch.from_ns);
             if ns > stretch.washout_ns {
-                stretch.inherited.add(ns, 1);
+                stretch.inherited.add_one(ns, request.limit_ns);
             }
         }
     }
@@ -106,8 +116,8 @@ impl Ledger {
         self.open.iter().filter(own).map(|open| self.so_far(*open))
     }
 
-    fn so_far(&self, UnderWay { began_ns, queue_known }: UnderWay) -> Carried {
-        Carried { began_ns, ns: self.looked_ns.saturating_sub(began_ns), queue_known }
+    fn so_far(&self, UnderWay { began_ns, queue_known, limit_ns }: UnderWay) -> Carried {
+        Carried { began_ns, ns: self.looked_ns.saturating_sub(began_ns), queue_known, limit_ns }
     }
 
     /// How much of a request's time, that began then and lasted so long, is B's: all of it if
@@ -123,18 +133,19 @@ impl Ledger {
         (self.arm() == Some(Arm::B)).then(|| ended_ns - taken.from_ns)
     }
 
-    /// B's parts of requests that ended, ns.
-    pub fn ended_of_b(&self, ended: &[Carried]) -> Vec<u64> {
-        ended.iter().filter_map(|request| self.part_of_b(request.began_ns, request.ns)).collect()
+    fn had_by_b(&self, request: &Carried) -> Option<Had> {
+        let ns = self.part_of_b(request.began_ns, request.ns)?;
+        Some(Had { ns, limit_ns: request.limit_ns })
     }
 
-    /// B's parts of the requests under way, ns.
-    pub fn open_of_b(&self) -> Vec<u64> {
-        let part = |open: &UnderWay| {
-            let request = self.so_far(*open);
-            self.part_of_b(request.began_ns, request.ns)
-        };
-        self.open.iter().filter_map(part).collect()
+    /// B's parts of requests that ended.
+    pub fn ended_of_b(&self, ended: &[Carried]) -> Vec<Had> {
+        ended.iter().filter_map(|request| self.had_by_b(request)).collect()
+    }
+
+    /// B's parts of the requests under way.
+    pub fn open_of_b(&self) -> Vec<Had> {
+        self.open.iter().filter_map(|open| self.had_by_b(&self.so_far(*open))).collect()
     }
 
     /// Each block's arm, its own requests and what it inherited, those under way with their
@@ -144,7 +155,7 @@ impl Ledger {
         for open in &self.open {
             let request = self.so_far(*open);
             if let Some(own) = self.at(request.began_ns) {
-                all.stretches[own].own.add(request.ns, 1);
+                all.stretches[own].own.add_one(request.ns, request.limit_ns);
             }
             all.inherit(request);
         }
@@ -156,6 +167,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::{Kept, Sample, Unit};
 
     /// Blocks of 2 s with 100 ms of washout: B, A, B.
     fn ledger() -> Ledger {
@@ -168,14 +180,15 @@ mod tests {
 
     fn with(ledger: &mut Ledger, now_ns: u64, carried: &[(u64, u64)], open: &[u64]) {
         let mut sample = Sample::new();
-        let queue_known = false;
+        let units = sample.of_mut(Unit::Token);
+        let (queue_known, limit_ns) = (false, Some(1_600));
         for &(began_ns, ns) in carried {
-            sample.carry(Carried { began_ns, ns, queue_known });
+            units.carry(Carried { began_ns, ns, queue_known, limit_ns });
         }
         for &began_ns in open {
-            sample.under_way(UnderWay { began_ns, queue_known });
+            units.under_way(UnderWay { began_ns, queue_known, limit_ns });
         }
-        ledger.look(now_ns, &sample);
+        ledger.look(now_ns, sample.of(Unit::Token));
     }
 
     #[test]
@@ -187,6 +200,9 @@ mod tests {
         assert_eq!((tails[0].1.requests(), tails[0].1.over(1_900)), (1, 1));
         assert_eq!((tails[1].1.requests(), tails[1].2.requests()), (0, 1));
         assert_eq!((tails[1].2.over(1_480), tails[1].2.over(1_520)), (1, 0));
+        // Within the objective is what A's part of it alone would have been.
+        let kept = |within| Kept { judged: 1, within };
+        assert_eq!((tails[0].1.kept, tails[1].2.kept), (kept(0), kept(1)));
         assert_eq!(tails[2].2.requests(), 0);
     }
 

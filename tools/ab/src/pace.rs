@@ -6,7 +6,8 @@
 
 use crate::design::BLOCKS_MAX;
 use crate::design::Plan;
-use crate::sample::Sample;
+use crate::metric::Metric;
+use crate::sample::{Sample, Unit};
 use std::collections::VecDeque;
 
 /// Requests, or best-effort launches, that a block should have.
@@ -49,7 +50,7 @@ pub struct Pace {
 impl Pace {
     pub fn new(plan: &Plan) -> Self {
         let limits = plan.guards.iter().filter_map(|guard| guard.quantile());
-        let limit_ns = limits.map(|(_, ns)| ns.saturating_mul(LIMITS_MIN)).max().unwrap_or(0);
+        let limit_ns = limits.map(|(.., ns)| ns.saturating_mul(LIMITS_MIN)).max().unwrap_or(0);
         let most_ns = plan.block_ns;
         let least_ns = plan.block_ns_min.max(limit_ns).max(plan.time_ns_max / BLOCKS_MAX);
         Pace {
@@ -84,14 +85,16 @@ impl Pace {
         (self.block_ns as f64 * (1.0 / share - 2.0)) as u64
     }
 
-    /// A pair has ended. `of_requests`: it is requests that a block must have, not launches.
-    pub fn ended(&mut self, a: &Sample, b: &Sample, of_requests: bool) {
+    /// A pair has ended. A block must have units of the metric's kind, or launches.
+    pub fn ended(&mut self, a: &Sample, b: &Sample, metric: Metric) {
         self.pairs += 1;
-        let count = |sample: &Sample| match of_requests {
-            true => sample.requests(),
-            false => sample.launches,
+        let count = |sample: &Sample| match metric.unit() {
+            Some(unit) => sample.of(unit).count(),
+            None => sample.launches,
         };
-        let median_ns = a.quantile_ns(0.5).max(b.quantile_ns(0.5)).unwrap_or(0);
+        let unit = metric.unit().unwrap_or(Unit::Request);
+        let median = |sample: &Sample| sample.of(unit).quantile_ns(0.5);
+        let median_ns = median(a).max(median(b)).unwrap_or(0);
         if self.recent.len() == PAIRS_LOOKED {
             self.recent.pop_front();
         }
@@ -116,7 +119,6 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::Metric;
 
     fn sample(seconds: f64, requests: u64, ns: u64) -> Sample {
         let mut sample = Sample::new();
@@ -130,7 +132,7 @@ mod tests {
         for _ in 0..pairs {
             let seconds = pace.measured_ns() as f64 / 1e9;
             let of = |a_second: u64| sample(seconds, (a_second as f64 * seconds) as u64, ns);
-            pace.ended(&of(a), &of(b), true);
+            pace.ended(&of(a), &of(b), plan.metric);
         }
         pace
     }

@@ -10,8 +10,9 @@ use crate::cost;
 use crate::design::{Arm, Plan};
 use crate::experiment::{Ended, Experiment, SAMPLE_RATIO_ALPHA};
 use crate::interval::{self, Bounds};
-use crate::metric::Metric;
+use crate::metric::Basis;
 use crate::overall::Overall;
+use crate::sample::Unit;
 use crate::verdict::{PAIRS_MIN, Verdict, conclude};
 use serde::{Deserialize, Serialize};
 
@@ -38,10 +39,29 @@ pub struct Block {
     /// Requests whose time includes what they waited inside the program.
     #[serde(default)]
     pub queue_known: u64,
+    /// Requests of clients that have an objective of their own, and those of them that kept it.
+    #[serde(default)]
+    pub requests_judged: u64,
+    #[serde(default)]
+    pub requests_within: u64,
     /// Median time of the requests, ns.
     pub hp_p50_ns: Option<u64>,
     /// 99th percentile of the requests' times, ns.
     pub hp_p99_ns: Option<u64>,
+    /// Tokens that began in it.
+    #[serde(default)]
+    pub tokens: u64,
+    /// Tokens that had not ended when the pair did; they count as their age then.
+    #[serde(default)]
+    pub tokens_open: u64,
+    /// Tokens of clients that have an objective for them, and those of them that kept it.
+    #[serde(default)]
+    pub tokens_judged: u64,
+    #[serde(default)]
+    pub tokens_within: u64,
+    /// 99th percentile of the tokens' times, ns.
+    #[serde(default)]
+    pub token_p99_ns: Option<u64>,
     /// Best-effort launches that ended.
     pub be_launches: u64,
     /// Their work, in GPU time that they take undisturbed, ns.
@@ -52,6 +72,9 @@ pub struct Block {
     /// Times that best-effort clients were asked to yield.
     #[serde(default)]
     pub preemptions: u64,
+    /// Jain's index of the work, by weight, of best-effort clients that had work all the time; `null` for fewer than two.
+    #[serde(default)]
+    pub be_fairness: Option<f64>,
 }
 
 /// A policy that takes part.
@@ -98,7 +121,7 @@ pub enum Finding {
     Undecided,
 }
 
-/// Both arms over all of their blocks: for `hp_p99` the percentile of all requests.
+/// Both arms over all of their blocks: for `hp_p99` and `token_p99` the percentile of all requests or tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OverallReport {
     /// Which percentile the number of requests allows, as a share; `null` for other metrics.
@@ -188,13 +211,13 @@ pub struct Report {
     /// For `be_throughput`: the percentile of all requests, unless a guard says what they may take.
     #[serde(default)]
     pub tail: Option<OverallReport>,
-    /// For `hp_p99`: which percentile a block's figure is, from its number of requests.
+    /// For `hp_p99` and `token_p99`: which percentile a block's figure is, from its number of requests or tokens.
     pub block_quantile: Option<f64>,
     /// The largest e-value so far; beyond 1 / alpha "no difference" is rejected.
     pub e_value: f64,
     /// How it was decided, and from where.
     pub test: String,
-    /// The effect; bounds exact if B's effect is one ratio in all blocks. Of `slo_attainment` that of all requests.
+    /// The effect; bounds exact if B's effect is one ratio in all blocks. Of an attainment that of all requests or tokens.
     pub effect: Effect,
     /// The mean effect; bounds for many pairs.
     pub mean_effect: Effect,
@@ -259,7 +282,7 @@ impl Report {
         };
         let overall = experiment.overall();
         // A block's share of few requests is no multiple of A's share: only that of all requests has an interval.
-        let is_of_blocks = plan.metric != Metric::SloAttainment;
+        let is_of_blocks = !plan.metric.is_attainment();
         let mean_bounds = if is_of_blocks { mean_bounds } else { Bounds::default() };
         let effect = match &overall {
             Some(overall) if !is_of_blocks => Effect::new(overall.ln_ratio, overall.bounds),
@@ -314,12 +337,12 @@ impl Report {
             history: if history { effects(differences, plan.alpha) } else { Vec::new() },
             plan,
         };
-        report.caveats = report.think_twice();
+        report.caveats = report.think_twice(experiment.unjudged());
         report
     }
 
-    fn think_twice(&self) -> Vec<String> {
-        let mut all = Vec::new();
+    fn think_twice(&self, unjudged: Vec<String>) -> Vec<String> {
+        let mut all = unjudged;
         let requests: u64 = self.blocks.iter().map(|b| b.requests).sum();
         let queue_known: u64 = self.blocks.iter().map(|b| b.queue_known).sum();
         if self.sample_ratio.mismatch {
@@ -336,7 +359,7 @@ impl Report {
                     .into(),
             );
         }
-        if queue_known < requests && self.plan.metric != Metric::BeThroughput {
+        if queue_known < requests && self.plan.metric.unit() == Some(Unit::Request) {
             all.push(
                 "what requests waited inside the program before their first launch is not known: \
                  a service that queues may be slowed more than these figures say"
@@ -403,11 +426,10 @@ impl OverallReport {
 /// Which percentile of its requests a block's figure is: that of rank 99 % of `n` is on the
 /// median the one of this share.
 fn block_quantile(experiment: &Experiment) -> Option<f64> {
-    if experiment.plan().metric != Metric::HpP99 {
-        return None;
-    }
+    let Basis::Tail(unit) = experiment.plan().metric.basis() else { return None };
     let said = experiment.blocks().iter().filter(|block| block.value.is_some());
-    let mut requests: Vec<u64> = said.map(|block| block.requests).collect();
+    let count = |block: &Block| if unit == Unit::Token { block.tokens } else { block.requests };
+    let mut requests: Vec<u64> = said.map(count).collect();
     requests.sort_unstable();
     let n = *requests.get(requests.len() / 2)? as f64;
     Some((((0.99 * n).ceil()) - 1.0 / 3.0) / (n + 1.0 / 3.0))

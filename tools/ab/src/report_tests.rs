@@ -1,5 +1,6 @@
 use super::*;
 use crate::experiment::{Action, Reason};
+use crate::metric::Metric;
 use crate::sample::Sample;
 use crate::verdict::quantile_name;
 

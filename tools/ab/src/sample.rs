@@ -1,10 +1,37 @@
 //! What was measured in some stretch of time: filled by the dispatch thread, which
 //! neither allocates nor locks for it, and emptied by the experiment.
 
+use crate::fairness::{BestEffort, CLIENTS_MAX};
 use crate::lengths::Lengths;
 
-/// Requests carried over a cut, or under way, that one sample holds: as many as clients.
+/// Units carried over a cut, or under way, that one sample holds: as many as clients.
 const CARRIED_MAX: usize = 4_096;
+
+/// What high-priority programs do, piece by piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Request,
+    /// A token of a language model: one that the program marks, or else one CUDA graph of a client with an objective
+    /// for tokens.
+    Token,
+}
+
+impl Unit {
+    pub const ALL: [Unit; 2] = [Unit::Request, Unit::Token];
+
+    /// Where its part is in arrays of both.
+    pub fn index(self) -> usize {
+        usize::from(self == Unit::Token)
+    }
+
+    /// Several of them, in words.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Unit::Request => "requests",
+            Unit::Token => "tokens",
+        }
+    }
+}
 
 /// Where a client's requests are counted.
 pub trait Requests {
@@ -14,43 +41,157 @@ pub trait Requests {
     fn request_queued(&mut self, queued_ns: u64, ns: u64) {
         self.request(queued_ns.saturating_add(ns));
     }
-    /// A request ended that was under way at a cut.
-    fn carry(&mut self, request: Carried);
 }
 
-/// A request that ended here and began before the last cut.
+/// A unit that ended here and began before the last cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// When it began, ns.
     pub began_ns: u64,
-    /// Time from the request's begin to its end, ns.
+    /// Time from the unit's begin to its end, ns.
     pub ns: u64,
     /// Whether that includes what it waited inside the program.
     pub queue_known: bool,
+    /// Longest time that keeps its client's own objective, ns, when it ended; `None`: there was no objective.
+    pub limit_ns: Option<u64>,
 }
 
-/// A request that is under way.
+/// A unit that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnderWay {
     /// When it began, ns.
     pub began_ns: u64,
     /// Whether what it waits inside the program is part of its time.
     pub queue_known: bool,
+    /// As of [`Carried`], now.
+    pub limit_ns: Option<u64>,
+}
+
+/// Units that their clients have an objective for, and those of them that kept it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub judged: u64,
+    pub within: u64,
+}
+
+impl Kept {
+    /// So many units took so long, ns, while the longest time that keeps the objective was this.
+    pub fn judge(&mut self, limit_ns: Option<u64>, ns: u64, count: u64) {
+        if let Some(limit_ns) = limit_ns {
+            self.judged += count;
+            self.within += if ns <= limit_ns { count } else { 0 };
+        }
+    }
+
+    pub fn extend(&mut self, other: Kept) {
+        self.judged += other.judged;
+        self.within += other.within;
+    }
+}
+
+/// The units of one kind.
+#[derive(Clone, Debug)]
+pub struct Units {
+    /// Times of those that began and ended here, ns.
+    lengths: Lengths,
+    /// Those that ended here and began before the last cut; not among the others.
+    pub carried: Vec<Carried>,
+    /// Those that are under way at the end.
+    pub open: Vec<UnderWay>,
+    /// Those whose time includes what they waited inside the program.
+    pub queue_known: u64,
+    /// By their clients' own objectives.
+    pub kept: Kept,
+}
+
+impl Units {
+    fn new() -> Self {
+        Units {
+            lengths: Lengths::new(),
+            carried: Vec::with_capacity(CARRIED_MAX),
+            open: Vec::with_capacity(CARRIED_MAX),
+            queue_known: 0,
+            kept: Kept::default(),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.lengths.clear();
+        self.carried.clear();
+        self.open.clear();
+        (self.queue_known, self.kept) = (0, Kept::default());
+    }
+
+    /// So many took so long each, ns; `limit_ns`: the longest time that keeps their client's objective.
+    pub fn add(&mut self, ns: u64, count: u64, limit_ns: Option<u64>) {
+        self.lengths.add(ns.max(1), count);
+        self.kept.judge(limit_ns, ns, count);
+    }
+
+    /// One that ended, wherever it began.
+    pub fn add_carried(&mut self, unit: &Carried) {
+        self.add(unit.ns, 1, unit.limit_ns);
+        self.queue_known += u64::from(unit.queue_known);
+    }
+
+    /// One ended that had begun before the last cut.
+    pub fn carry(&mut self, unit: Carried) {
+        if self.carried.len() < CARRIED_MAX {
+            self.carried.push(unit);
+        }
+    }
+
+    /// One is under way.
+    pub fn under_way(&mut self, unit: UnderWay) {
+        if self.open.len() < CARRIED_MAX {
+            self.open.push(unit);
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.lengths.requests()
+    }
+
+    /// How long they took, ns: this share took at most so long. `None` without any.
+    pub fn quantile_ns(&self, share: f64) -> Option<u64> {
+        self.lengths.quantile_ns(share)
+    }
+
+    /// How many took about how long, ns, by rising length.
+    pub fn lengths(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.lengths.iter()
+    }
+
+    /// Those that took longer than this.
+    pub fn over(&self, ns: u64) -> u64 {
+        self.lengths.over(ns)
+    }
+
+    /// By an objective of so many ns, or else by their clients' own.
+    pub fn kept(&self, slo_ns: Option<u64>) -> Kept {
+        let of_all = |slo_ns| {
+            let judged = self.count();
+            Kept { judged, within: judged - self.over(slo_ns).min(judged) }
+        };
+        slo_ns.map_or(self.kept, of_all)
+    }
+
+    fn extend(&mut self, next: &Units) {
+        self.lengths.extend(&next.lengths);
+        next.carried.iter().for_each(|unit| self.carry(*unit));
+        self.open.clone_from(&next.open);
+        self.queue_known += next.queue_known;
+        self.kept.extend(next.kept);
+    }
 }
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Times of high-priority requests, ns.
-    latencies: Lengths,
+    units: [Units; 2],
     pub from_ns: u64,
     pub to_ns: u64,
-    /// Requests that ended here and began before the last cut; not among the others.
-    pub carried: Vec<Carried>,
-    /// Requests that are under way at the end.
-    pub open: Vec<UnderWay>,
-    /// Requests whose time includes what they waited inside the program.
-    pub queue_known: u64,
     /// Best-effort work that ended, in GPU time that it takes undisturbed, ns.
     pub work_ns: u64,
     /// Best-effort launches that ended.
@@ -61,89 +202,63 @@ pub struct Sample {
     pub preemptions: u64,
     /// Turns that policies lost since the core started.
     pub faults: u64,
+    /// At a cut: the best-effort clients by rising id, as they are at the end.
+    pub best_effort: Vec<BestEffort>,
 }
 
 impl Sample {
     /// An empty one; allocates all that it will ever need.
     pub fn new() -> Self {
         Sample {
-            latencies: Lengths::new(),
+            units: [Units::new(), Units::new()],
             from_ns: 0,
             to_ns: 0,
-            carried: Vec::with_capacity(CARRIED_MAX),
-            open: Vec::with_capacity(CARRIED_MAX),
-            queue_known: 0,
             work_ns: 0,
             launches: 0,
             be_waited_ns: 0,
             preemptions: 0,
             faults: 0,
+            best_effort: Vec::with_capacity(CLIENTS_MAX),
         }
     }
 
     /// Forget everything; keeps the memory.
     pub fn clear(&mut self) {
-        self.latencies.clear();
+        self.units.iter_mut().for_each(Units::clear);
         (self.from_ns, self.to_ns) = (0, 0);
-        self.carried.clear();
-        self.open.clear();
-        self.queue_known = 0;
         (self.work_ns, self.launches, self.faults) = (0, 0, 0);
         (self.be_waited_ns, self.preemptions) = (0, 0);
+        self.best_effort.clear();
     }
 
-    /// A request took so long.
+    /// The units of this kind.
+    pub fn of(&self, unit: Unit) -> &Units {
+        &self.units[unit.index()]
+    }
+
+    pub fn of_mut(&mut self, unit: Unit) -> &mut Units {
+        &mut self.units[unit.index()]
+    }
+
+    /// A request took so long, of a client without an objective.
     pub fn request(&mut self, ns: u64) {
-        self.latencies.add(ns.max(1), 1);
-    }
-
-    /// The same, with whether that includes what it waited inside the program.
-    pub fn request_of(&mut self, ns: u64, queue_known: bool) {
-        self.request(ns);
-        self.queue_known += u64::from(queue_known);
-    }
-
-    /// A request took so long, and had waited inside the program before, as the program marked it.
-    pub fn request_queued(&mut self, queued_ns: u64, ns: u64) {
-        self.request_of(queued_ns.saturating_add(ns), true);
-    }
-
-    /// A request ended that had begun before the last cut.
-    pub fn carry(&mut self, request: Carried) {
-        if self.carried.len() < CARRIED_MAX {
-            self.carried.push(request);
-        }
-    }
-
-    /// A request is under way.
-    pub fn under_way(&mut self, request: UnderWay) {
-        if self.open.len() < CARRIED_MAX {
-            self.open.push(request);
-        }
+        self.of_mut(Unit::Request).add(ns, 1, None);
     }
 
     pub fn requests(&self) -> u64 {
-        self.latencies.requests()
-    }
-
-    /// How long requests took, ns: this share took at most so long. `None` without any.
-    pub fn quantile_ns(&self, share: f64) -> Option<u64> {
-        self.latencies.quantile_ns(share)
-    }
-
-    /// How many requests took about how long, ns, by rising length.
-    pub fn lengths(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.latencies.iter()
-    }
-
-    /// Requests that took longer than this.
-    pub fn over(&self, ns: u64) -> u64 {
-        self.latencies.over(ns)
+        self.of(Unit::Request).count()
     }
 
     /// Length of the time that was measured, ns.
     pub fn span_ns(&self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)
+    }
+
+    /// What a best-effort client had done and had to do until the end; one more than there may be is left out.
+    pub fn best_effort(&mut self, client: BestEffort) {
+        if self.best_effort.len() < CLIENTS_MAX {
+            self.best_effort.push(client);
+        }
     }
 
     /// Add what came right after.
@@ -152,15 +267,15 @@ impl Sample {
             self.from_ns = next.from_ns;
         }
         self.to_ns = self.to_ns.max(next.to_ns);
-        self.latencies.extend(&next.latencies);
-        next.carried.iter().for_each(|request| self.carry(*request));
-        self.open.clone_from(&next.open);
-        self.queue_known += next.queue_known;
+        for (own, next) in self.units.iter_mut().zip(&next.units) {
+            own.extend(next);
+        }
         self.work_ns = self.work_ns.saturating_add(next.work_ns);
         self.launches += next.launches;
         self.be_waited_ns = self.be_waited_ns.saturating_add(next.be_waited_ns);
         self.preemptions += next.preemptions;
         self.faults = next.faults;
+        self.best_effort.clone_from(&next.best_effort);
     }
 }
 
@@ -170,54 +285,69 @@ impl Default for Sample {
     }
 }
 
-impl Requests for Sample {
-    fn request(&mut self, ns: u64) {
-        self.request(ns);
-    }
-
-    fn request_queued(&mut self, queued_ns: u64, ns: u64) {
-        self.request_queued(queued_ns, ns);
-    }
-
-    fn carry(&mut self, request: Carried) {
-        self.carry(request);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_counted_against_a_limit_and_added_up() {
+    fn units_are_counted_against_a_limit_and_added_up() {
         let mut first = Sample::new();
         (first.from_ns, first.to_ns) = (100, 200);
         for ms in 1..=100u64 {
             first.request(ms * 1_000_000);
         }
-        assert_eq!(first.over(98_500_000), 2);
-        assert_eq!((first.over(u64::MAX), first.over(0)), (0, 100));
-        let p99 = first.quantile_ns(0.99).unwrap() as f64;
+        let of = |sample: &Sample, ns| sample.of(Unit::Request).over(ns);
+        assert_eq!(of(&first, 98_500_000), 2);
+        assert_eq!((of(&first, u64::MAX), of(&first, 0)), (0, 100));
+        let p99 = first.of(Unit::Request).quantile_ns(0.99).unwrap() as f64;
         assert!((p99 / 99e6 - 1.0).abs() < 0.002, "{p99}");
         let mut next = Sample::new();
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
         (first.be_waited_ns, next.be_waited_ns, next.preemptions) = (3, 4, 2);
-        next.carry(Carried { began_ns: 7, ns: 9, queue_known: false });
-        let under_way = UnderWay { began_ns: 8, queue_known: true };
-        next.under_way(under_way);
+        let carried = Carried { began_ns: 7, ns: 9, queue_known: true, limit_ns: None };
+        next.of_mut(Unit::Request).carry(carried);
+        let under_way = UnderWay { began_ns: 8, queue_known: true, limit_ns: Some(4) };
+        next.of_mut(Unit::Token).under_way(under_way);
+        next.of_mut(Unit::Token).add(6, 3, None);
         next.request(u64::MAX);
         first.extend(&next);
         assert_eq!((first.requests(), first.work_ns), (101, 5));
         assert_eq!((first.from_ns, first.span_ns()), (100, 200));
         assert_eq!((first.be_waited_ns, first.preemptions), (7, 2));
-        assert_eq!((first.carried.len(), &first.open), (1, &vec![under_way]));
-        first.request_queued(2_000_000, 1_000_000);
-        assert_eq!((first.queue_known, first.requests()), (1, 102));
+        assert_eq!(first.of(Unit::Request).carried, [carried]);
+        assert_eq!(
+            (first.of(Unit::Token).count(), &first.of(Unit::Token).open),
+            (3, &vec![under_way])
+        );
+        first.of_mut(Unit::Request).add_carried(&carried);
+        assert_eq!((first.of(Unit::Request).queue_known, first.requests()), (1, 102));
         first.clear();
-        assert!(first.carried.is_empty() && first.open.is_empty());
-        assert_eq!((first.requests(), first.quantile_ns(0.5)), (0, None));
+        assert!(
+            Unit::ALL
+                .iter()
+                .all(|unit| first.of(*unit).carried.is_empty() && first.of(*unit).open.is_empty())
+        );
+        assert_eq!((first.requests(), first.of(Unit::Request).quantile_ns(0.5)), (0, None));
         assert_eq!((first.be_waited_ns, first.preemptions), (0, 0));
         first.extend(&next);
         assert_eq!((first.from_ns, first.to_ns), (200, 300));
+    }
+
+    #[test]
+    fn a_given_objective_judges_all_and_else_each_unit_is_judged_by_its_clients_own() {
+        let mut sample = Sample::new();
+        let units = sample.of_mut(Unit::Request);
+        units.add(5, 1, None);
+        units.add(5, 2, Some(5));
+        // The objective changed: what ended before keeps its judgement.
+        units.add(5, 3, Some(4));
+        units.add_carried(&Carried { began_ns: 0, ns: 9, queue_known: false, limit_ns: Some(9) });
+        assert_eq!(units.kept(None), Kept { judged: 6, within: 3 });
+        assert_eq!(units.kept(Some(5)), Kept { judged: 7, within: 6 });
+        let mut sum = Sample::new();
+        sum.extend(&sample);
+        sum.extend(&sample);
+        assert_eq!(sum.of(Unit::Request).kept(None), Kept { judged: 12, within: 6 });
+        assert_eq!(sum.of(Unit::Token).kept(None), Kept::default());
     }
 }

@@ -1,6 +1,8 @@
 //! Lengths of requests, in steps of half a percent: what is kept of each block, so that an
 //! arm's overall percentiles are those of all its requests.
 
+use crate::sample::Kept;
+
 /// Steps for each doubling.
 const STEPS: f64 = 128.0;
 /// Length of a step on the scale of natural logarithms.
@@ -11,6 +13,8 @@ pub(crate) const STEP_LN: f64 = std::f64::consts::LN_2 / STEPS;
 pub struct Tail {
     /// Step and count, in rising order of the steps.
     bins: Vec<(u16, u32)>,
+    /// By their clients' own objectives.
+    pub kept: Kept,
 }
 
 fn step(ns: u64) -> u16 {
@@ -28,6 +32,12 @@ impl Tail {
         self.add_step(step(ns), u32::try_from(count).unwrap_or(u32::MAX));
     }
 
+    /// Adds a request, judged by its client's own objective, if it has one.
+    pub fn add_one(&mut self, ns: u64, limit_ns: Option<u64>) {
+        self.add(ns, 1);
+        self.kept.judge(limit_ns, ns, 1);
+    }
+
     fn add_step(&mut self, step: u16, count: u32) {
         match self.bins.binary_search_by_key(&step, |bin| bin.0) {
             Ok(at) => self.bins[at].1 = self.bins[at].1.saturating_add(count),
@@ -38,6 +48,7 @@ impl Tail {
     /// Adds the requests of another histogram.
     pub fn extend(&mut self, other: &Tail) {
         other.bins.iter().for_each(|(step, count)| self.add_step(*step, *count));
+        self.kept.extend(other.kept);
     }
 
     /// Steps and how many requests each has, rising.

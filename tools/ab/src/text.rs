@@ -5,6 +5,7 @@ use crate::design::Arm;
 use crate::experiment::Reason;
 use crate::metric::Metric;
 use crate::report::{ArmSummary, Effect, Finding, Rate, Report};
+use crate::sample::Unit;
 use crate::units::time;
 use crate::verdict::{PAIRS_MIN, Verdict, quantile_name, ratio_in_words};
 use std::fmt::Write;
@@ -25,6 +26,7 @@ fn bounds(effect: &Effect, level: f64) -> String {
 fn rate_in_words(rate: &Rate, level: f64) -> String {
     let show = |value: f64| match rate.name.as_str() {
         "be_waited" => format!("{}/s", time(value)),
+        "be_fairness" => format!("{value:.3}"),
         _ => format!("{value:.1}/s"),
     };
     let signed = |value: f64| format!("{}{}", if value < 0.0 { "" } else { "+" }, show(value));
@@ -139,9 +141,15 @@ impl Report {
             self.arm(out, arm, summary)?;
         }
         writeln!(out)?;
-        for overall in self.overall.iter().chain(&self.tail) {
+        let unit = plan.metric.unit().unwrap_or(Unit::Request);
+        for (overall, unit) in self
+            .overall
+            .iter()
+            .map(|o| (o, unit))
+            .chain(self.tail.iter().map(|o| (o, Unit::Request)))
+        {
             let name = match overall.quantile {
-                Some(share) => format!("{} of all requests", quantile_name(share)),
+                Some(share) => format!("{} of all {}", quantile_name(share), unit.plural()),
                 None => format!("{} over all blocks", plan.metric),
             };
             let words = ratio_in_words(overall.effect.ratio);
@@ -217,9 +225,14 @@ impl Report {
             Some(share) => format!("block ({})", quantile_name(share)),
             None => "block".into(),
         };
+        let tokens: u64 = self.blocks.iter().filter(|b| b.arm == arm).map(|b| b.tokens).sum();
+        let counts = match (summary.requests, tokens) {
+            (requests, 0) => format!("{requests} requests"),
+            (requests, tokens) => format!("{requests} requests, {tokens} tokens"),
+        };
         writeln!(
             out,
-            "{arm}  {} ({digest}): {} {} overall; {of_block} median {}, worst {}, {} of {} slow; {} requests, best effort {:.1} GPU ms/s",
+            "{arm}  {} ({digest}): {} {} overall; {of_block} median {}, worst {}, {} of {} slow; {}, best effort {:.1} GPU ms/s",
             summary.source.name,
             self.plan.metric,
             show(overall),
@@ -227,7 +240,7 @@ impl Report {
             show(summary.value_worst),
             summary.blocks_slow,
             summary.blocks,
-            summary.requests,
+            counts,
             summary.be_gpu_ms_per_s
         )
     }

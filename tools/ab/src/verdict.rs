@@ -62,8 +62,10 @@ pub fn ratio_in_words(ratio: f64) -> String {
 
 /// What the figure over all requests is called: `the p99 of all requests`.
 pub fn overall_name(metric: Metric, overall: &Overall) -> String {
-    match (metric, overall.quantile) {
-        (Metric::HpP99, Some(share)) => format!("the {} of all requests", quantile_name(share)),
+    match (metric.unit(), overall.quantile) {
+        (Some(unit), Some(share)) => {
+            format!("the {} of all {}", quantile_name(share), unit.plural())
+        }
         _ => format!("{metric} over all blocks"),
     }
 }
@@ -239,6 +241,13 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
                 return say(Verdict::KeepA, why);
             }
         }
+    }
+    // Without what a guard needs it protects nobody.
+    if ended.is_some()
+        && experiment.judgement() == Judgement::BetterInMost
+        && let Some(unjudged) = experiment.unjudged().into_iter().next()
+    {
+        return say(Verdict::Invalid, unjudged);
     }
     undecided(experiment, overall)
 }

@@ -90,8 +90,8 @@ pub struct StartArgs {
     /// Let A replace the active policy, for the test and after it.
     #[arg(long)]
     replace_active: bool,
-    /// What is compared: hp_p99 (high-priority requests, 99th percentile), be_throughput
-    /// (best-effort work a second) or slo_attainment (share of requests within --slo).
+    /// What is compared: hp_p99 or token_p99 (99th percentile of high-priority requests, or of tokens), be_throughput
+    /// (best-effort work a second), slo_attainment or tpot_attainment (share of requests, or tokens, within the objective).
     #[arg(long, value_name = "METRIC")]
     metric: Metric,
     /// Length of a block; each has one active policy. Default: 1s, and less where requests suffice.
@@ -107,8 +107,8 @@ pub struct StartArgs {
     /// End at the latest after this.
     #[arg(long, value_name = "TIME", value_parser = parse_ns, default_value = "10m")]
     max_time: u64,
-    /// A limit that B must keep, as in 'hp_p99<8ms', 'hp_p99<1.2*A', 'slo_attainment>95%' or
-    /// 'be_throughput>20%'; A is active at once if it does not. May be given up to 8 times.
+    /// A limit that B must keep, as in 'hp_p99<8ms', 'token_p99<1.2*A', 'slo_attainment>95%', 'tpot_attainment>95%',
+    /// 'be_throughput>20%' or 'be_fairness>0.9'; A is active at once if it does not. May be given up to 8 times.
     #[arg(long = "guard", value_name = "GUARD")]
     guards: Vec<Guard>,
     /// Length of the latest time under B that guards look at; at most, and by default, the measured part of a
@@ -123,7 +123,8 @@ pub struct StartArgs {
     /// Prefer B although it is worse, by at most this share: 0.05 are 5 %.
     #[arg(long, value_name = "SHARE", value_parser = probability, default_value = "0")]
     margin: f64,
-    /// Time of the objective: a request that takes no longer attains it.
+    /// Time of the objective: a request that takes no longer attains it. Default: each client's own objective, as it is
+    /// when the request ends.
     #[arg(long, value_name = "TIME", value_parser = parse_ns)]
     slo: Option<u64>,
     /// Seed of the random order. Default: another one each time.

@@ -30,7 +30,7 @@ pub(super) struct Course {
     /// The arm whose instance is active.
     active: Option<Arm>,
     /// To record into next; each exchange gives one back.
-    #[expect(clippy::vec_box, reason = "handed over as boxes, and 200 KiB each")]
+    #[expect(clippy::vec_box, reason = "handed over as boxes, and 1 MiB each")]
     spare: Vec<Box<Sample>>,
     /// Blocks of the report that was last kept, in case the core dies; when, and by whom.
     kept: (usize, Option<Instant>, Option<JoinHandle<()>>),

@@ -5,13 +5,15 @@
 //! end before its begin, or in the future, is counted as wrong and ignored; a unit is no longer than the client has been
 //! registered. So a lie changes the figures of its teller only.
 
+mod sampled;
+
 use super::Engine;
 use super::service::{SIGNIFICANT_DIGITS, STRETCH_NS, TIMES_NS};
 use hdrhistogram::Histogram;
+use sampled::Sampled;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use tally_ab::Sample;
-use tally_ab::sample::{Carried, Requests, UnderWay};
+use tally_ab::sample::Requests;
 use tally_contract::limits::{
     OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX, PROFILED_LAUNCHES_MAX, SMS_MAX,
 };
@@ -171,13 +173,12 @@ pub struct Marks {
     changes: u64,
     /// The requests under way.
     open: Vec<Open>,
-    /// The marked tokens under way.
+    /// The marked tokens under way. How many graphs a stream's unit has is known when it ends.
     open_tokens: Vec<Open>,
-    /// What ended in the last pass, and whether an A/B test has it.
+    /// What ended in the last pass.
     ended: Vec<Unit>,
-    is_sampled: bool,
-    /// Requests that came before are carried over a cut.
-    cut_ns: u64,
+    /// For A/B tests.
+    sampled: Sampled,
     has_any: bool,
     has_requests: bool,
     /// The first marked request was seen in the last pass.
@@ -217,8 +218,7 @@ impl Marks {
             open: Vec::with_capacity(OPEN_MARKS_MAX),
             open_tokens: Vec::with_capacity(OPEN_MARKS_MAX),
             ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
-            is_sampled: false,
-            cut_ns: 0,
+            sampled: Sampled::new(),
             has_any: false,
             has_requests: false,
             is_first: false,
@@ -248,7 +248,8 @@ impl Marks {
     ) -> usize {
         self.ended.clear();
         self.tokens_ended.clear();
-        (self.is_sampled, self.is_first, self.is_first_token) = (false, false, false);
+        (self.is_first, self.is_first_token) = (false, false);
+        self.sampled.begin_pass();
         let had_requests = self.has_requests;
         let changes = from.changes.load(Acquire);
         if changes != self.changes {
@@ -376,6 +377,7 @@ impl Marks {
                 return;
             }
             Kind::Token => {
+                // The client frees its place after it has reported the end.
                 if let Some(at) = self.open_tokens.iter().position(|open| open.is(&unit.open)) {
                     self.open_tokens.swap_remove(at);
                 }
@@ -385,7 +387,9 @@ impl Marks {
                     self.set_tpot(now_ns, self.tpot_ns);
                     self.is_first_token = true;
                     self.tokens_ended.clear();
+                    self.sampled.tokens.clear();
                 }
+                self.sampled.token(&unit, self.tpot_ns);
                 if self.tpot_ns.is_some() {
                     self.tokens_ended.push((unit.ns, 1));
                 }
@@ -408,6 +412,7 @@ impl Marks {
         let times = self.tokens.get_or_insert_with(|| Times::new(now_ns));
         times.record(now_ns, ns, graphs.count.into());
         self.tokens_ended.push((ns, graphs.count.into()));
+        self.sampled.graphs(from_ns, ns, graphs.count.into(), self.tpot_ns);
     }
 
     /// Tell the engine of the tokens that ended in the last pass.
@@ -514,34 +519,9 @@ impl Marks {
         self.ended.iter().for_each(|unit| unit.count(to));
     }
 
-    /// The same for an A/B test, once a pass: a request that came before the last cut is carried.
-    pub fn sample(&mut self, sample: &mut Sample) {
-        if std::mem::replace(&mut self.is_sampled, true) {
-            return;
-        }
-        for unit in &self.ended {
-            let Open { came_ns: began_ns, queue_known, .. } = unit.open;
-            match began_ns < self.cut_ns {
-                true => Requests::carry(sample, Carried { began_ns, ns: unit.ns, queue_known }),
-                false => unit.count(sample),
-            }
-        }
-    }
-
-    /// A new stretch of an A/B test begins.
-    pub fn cut(&mut self, now_ns: u64) {
-        self.cut_ns = now_ns;
-    }
-
     /// When the requests that are under way came, ns.
     pub fn open_since_ns(&self) -> impl Iterator<Item = u64> + '_ {
         self.open.iter().map(|open| open.came_ns)
-    }
-
-    /// The requests that are under way, for an A/B test.
-    pub fn under_way(&self) -> impl Iterator<Item = UnderWay> + '_ {
-        let of = |open: &Open| UnderWay { began_ns: open.came_ns, queue_known: open.queue_known };
-        self.open.iter().map(of)
     }
 
     /// All figures, as of the last pass; `None` if nothing was marked.

@@ -1,5 +1,6 @@
 //! What an A/B test needs to know of a stretch of time: how long high-priority requests
-//! took, how much best-effort work ended, and what best-effort clients waited and yielded for it.
+//! and their tokens took, how much best-effort work ended, of whom, and what best-effort clients waited and yielded for
+//! it.
 //!
 //! A request is what a high-priority client marks as one, or what its shim tells from launches and waits
 //! ([`super::marks`]). A first launch that the policy holds has begun.
@@ -10,6 +11,10 @@
 use super::Engine;
 use super::client::DispatchClient;
 use tally_ab::Sample;
+use tally_ab::fairness::BestEffort;
+use tally_engine::ClientWork;
+
+const _: () = assert!(tally_ab::fairness::CLIENTS_MAX >= tally_contract::limits::CLIENTS_MAX);
 
 /// What is measured now, if anything.
 #[derive(Default)]
@@ -31,7 +36,12 @@ impl Measuring {
     #[inline]
     pub fn look<'a>(&mut self, clients: impl IntoIterator<Item = &'a mut Box<DispatchClient>>) {
         let Some(sample) = &mut self.sample else { return };
-        clients.into_iter().filter_map(|c| c.marks.as_mut()).for_each(|marks| marks.sample(sample));
+        for client in clients {
+            let slo_ns = client.slo_ns();
+            if let Some(marks) = &mut client.marks {
+                marks.sample(slo_ns, sample);
+            }
+        }
     }
 
     /// Go on with another sample, or with none; `cut`: a new stretch begins. What was
@@ -55,8 +65,18 @@ impl Measuring {
             old.be_waited_ns = waited_ns.saturating_sub(self.waited_ns);
             old.preemptions = yields - self.yields;
             old.faults = engine.policy_stats().faults.values().sum();
-            let open = clients.iter().filter_map(|c| c.marks.as_ref());
-            open.flat_map(|marks| marks.under_way()).for_each(|open| old.under_way(open));
+            for client in clients.iter() {
+                if let Some(marks) = &client.marks {
+                    marks.under_way(client.slo_ns(), old);
+                }
+            }
+            if cut {
+                for ClientWork { client, weight, work_ns, backlog_ns } in
+                    engine.best_effort_work(now_ns)
+                {
+                    old.best_effort(BestEffort { client, weight, work_ns, backlog_ns });
+                }
+            }
         }
         if cut || old.is_none() {
             clients.iter_mut().filter_map(|c| c.marks.as_mut()).for_each(|marks| marks.cut(now_ns));

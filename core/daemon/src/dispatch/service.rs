@@ -8,7 +8,7 @@ use super::Engine;
 use super::marks::Marks;
 use hdrhistogram::Histogram;
 use tally_ab::accident::Before;
-use tally_ab::sample::{Carried, Requests};
+use tally_ab::sample::Requests;
 use tally_contract::objective::Objective;
 use tally_engine::policy::ClientId;
 use tally_engine::{Action, EndedUnits, OpenUnit};
@@ -79,8 +79,6 @@ impl Requests for Stretch {
         let (requests, all_ns) = self.look;
         self.look = (requests + 1, all_ns.saturating_add(ns));
     }
-
-    fn carry(&mut self, _: Carried) {}
 }
 
 /// Figures of a client's requests.

@@ -134,6 +134,7 @@ impl<P: Policy> Engine<P> {
                 let ns = c.streams[stream as usize].done_ns(now_ns, ns);
                 self.best_effort.work_done.launches += 1;
                 self.best_effort.work_done.ns = self.best_effort.work_done.ns.saturating_add(ns);
+                c.work_ns = c.work_ns.saturating_add(ns);
             }
             if let Some(kernel) = f.kernel {
                 let profiles = &mut self.context.world.profiles;
@@ -234,6 +235,17 @@ pub struct WorkDone {
     pub ns: u64,
 }
 
+/// What a best-effort client did, and had to do, since it registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientWork {
+    pub client: ClientId,
+    pub weight: u32,
+    /// Its part of [`WorkDone::ns`].
+    pub work_ns: u64,
+    /// Time in which it had a launch waiting or on the GPU, ns.
+    pub backlog_ns: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub work_done: WorkDone,
@@ -246,6 +258,17 @@ impl<P: Policy> Engine<P> {
     /// Best-effort work that ended, since the start.
     pub fn work_done(&self) -> WorkDone {
         self.best_effort.work_done
+    }
+
+    /// The best-effort clients by rising id.
+    pub fn best_effort_work(&self, now_ns: u64) -> impl Iterator<Item = ClientWork> + '_ {
+        let best_effort = self.clients.iter().filter(|(_, c)| c.info.class == Class::BestEffort);
+        best_effort.map(move |(&client, c)| ClientWork {
+            client,
+            weight: c.info.weight(),
+            work_ns: c.work_ns,
+            backlog_ns: c.backlog.ns(now_ns),
+        })
     }
 
     /// Time that best-effort launches have waited for an answer since the start, summed over launches, ns; of

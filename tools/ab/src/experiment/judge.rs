@@ -3,9 +3,11 @@
 use super::{Experiment, SAMPLE_RATIO_ALPHA};
 use crate::cost;
 use crate::design::{Arm, Plan};
-use crate::metric::Metric;
+use crate::guard::Relative;
+use crate::metric::{Basis, Metric};
 use crate::overall::{Overall, Part, overall};
 use crate::report::Block;
+use crate::sample::Unit;
 use crate::tail::Tail;
 
 /// Level at which an arm is said not to serve.
@@ -120,7 +122,8 @@ impl Experiment {
         let lost = self.sample_ratio.rejects(SAMPLE_RATIO_ALPHA) && self.serves_less();
         match self.overall() {
             Some(overall)
-                if !lost
+                if self.unjudged().is_empty()
+                    && !lost
                     && !is_more_than_chance(self.slow_blocks())
                     && self.is_overall_well(&overall)
                     && cost::is_low(self) =>
@@ -167,6 +170,11 @@ impl Experiment {
         self.judgement == Judgement::Open && !hints && needs_s > FUTILE_FACTOR * left_s
     }
 
+    /// Guards that have had nothing to judge so far, and what was missing.
+    pub fn unjudged(&self) -> Vec<String> {
+        self.window.unjudged().chain(self.relative.iter().filter_map(Relative::unjudged)).collect()
+    }
+
     /// Whether B served fewer requests than A.
     pub fn serves_less(&self) -> bool {
         let per_s = |arm| {
@@ -189,23 +197,29 @@ impl Experiment {
 
     /// Each finished pair's parts, A's first. B's requests include what it took over from A.
     pub fn parts(&self, metric: Metric) -> Vec<(Part, Part)> {
-        let slo_ns = self.plan.slo_ns.unwrap_or(u64::MAX);
+        let unit = metric.unit().unwrap_or(Unit::Request);
         let part = |block: &Block, (arm, own, inherited): (Arm, Tail, Tail)| {
             let mut tail = own;
             if arm == Arm::B {
                 tail.extend(&inherited);
             }
-            match metric {
-                Metric::HpP99 => Part::Requests(tail),
-                Metric::BeThroughput => Part::Sums(block.be_work_ns as f64, block.measured_s),
-                Metric::SloAttainment => {
+            match (metric.basis(), self.plan.slo_ns) {
+                (Basis::Tail(_), _) => Part::Requests(tail),
+                (Basis::Work, _) => Part::Sums(block.be_work_ns as f64, block.measured_s),
+                (Basis::Attainment(Unit::Request), Some(slo_ns)) => {
                     let requests = tail.requests() as f64;
                     Part::Sums(requests - tail.over(slo_ns) as f64, requests)
                 }
+                (Basis::Attainment(_), _) => {
+                    Part::Sums(tail.kept.within as f64, tail.kept.judged as f64)
+                }
             }
         };
-        let mut parts =
-            self.blocks.iter().zip(self.ledger.tails()).map(|(b, t)| (b.arm, part(b, t)));
+        let mut parts = self
+            .blocks
+            .iter()
+            .zip(self.ledgers[unit.index()].tails())
+            .map(|(b, t)| (b.arm, part(b, t)));
         let mut pairs = Vec::with_capacity(self.blocks.len() / 2);
         while let (Some((arm, first)), Some((_, second))) = (parts.next(), parts.next()) {
             pairs.push(if arm == Arm::A { (first, second) } else { (second, first) });

@@ -105,6 +105,17 @@ mod tests {
         assert!(row.breached > 0.4 && row.untold <= 0.1 && row.failure().is_none(), "{row:?}");
     }
 
+    /// Nulls of the guards on tokens and on fairness.
+    #[test]
+    fn guards_on_tokens_and_fairness_are_not_breached_by_chance() {
+        for guard in ["token_p99<1.2*A", "be_fairness>0.9"] {
+            for model in [Model::BurstsInAQueue, Model::ParetoInAQueue] {
+                let row = accidents(model, Some(guard), 10, 3);
+                assert!(row.breached <= 0.1 && row.failure().is_none(), "{row:?}");
+            }
+        }
+    }
+
     #[test]
     fn a_breach_that_was_not_told_before_would_be_seen() {
         let row = accidents(Model::ColdStart, None, 1, 3);

@@ -72,7 +72,8 @@ pub fn row(model: Model, tests: u32, seed: u64) -> Besides {
         let rates = beside::rates(&shifted);
         let misses = |at: usize| leaves_out(rates[at].low, rates[at].high, truths[at]);
         covered += u32::from(!misses(0) && !misses(1));
-        found += u32::from(rates.iter().all(|rate| leaves_out(rate.low, rate.high, 0.0)));
+        // Not fairness, which is the same.
+        found += u32::from(rates[..2].iter().all(|rate| leaves_out(rate.low, rate.high, 0.0)));
     }
     let share = |count: u32| f64::from(count) / f64::from(tests.max(1));
     Besides {

@@ -6,16 +6,21 @@ use super::{binomial_max, exponential, normal};
 use crate::accident::{self, Before};
 use crate::design::{Arm, Knowledge, Plan, State};
 use crate::experiment::{Action, Experiment};
+use crate::fairness::BestEffort;
+use crate::guard::Guard;
 use crate::interval::{self, Bounds};
 use crate::metric::Metric;
 use crate::report::{ArmSource, GuardReport, Report};
-use crate::sample::Sample;
+use crate::sample::{Sample, Unit};
 use crate::verdict::{Verdict, conclude};
 use fastrand::Rng;
 use serde::Serialize;
 
 /// The objective of requests.
 pub(super) const SLO_NS: u64 = 15_000_000;
+/// The objective of tokens, of which each request has [`TOKENS`].
+const TPOT_NS: u64 = SLO_NS / 10;
+const TOKENS: u64 = 4;
 /// What may be told wrongly: false positives, and intervals that miss the truth.
 const REJECTED_MAX: f64 = 0.055;
 const COVERAGE_MIN: f64 = 0.94;
@@ -215,6 +220,11 @@ pub(super) fn test_after(
     let limits_ns = accident::limits_ns(&plan);
     let (mut at, mut now_ns, metric) = (0, 0_u64, plan.metric);
     let ticks = !plan.guards.is_empty();
+    let units = plan.guards.iter().map(Guard::unit).chain([metric.unit()]);
+    let has_tokens = units.into_iter().any(|unit| unit == Some(Unit::Token));
+    let mut random_more = Rng::with_seed(plan.seed.rotate_left(16));
+    let mut clients =
+        [1, 2].map(|client| BestEffort { client, weight: 1, work_ns: 0, backlog_ns: 0 });
     let mut knowledge: Knowledge<f64> = Knowledge::new(plan.state, None);
     let mut experiment = match Experiment::new(plan, now_ns) {
         Ok(experiment) => experiment,
@@ -252,22 +262,41 @@ pub(super) fn test_after(
         };
         sample.clear();
         (sample.from_ns, sample.to_ns) = (now_ns, end_ns);
-        let factor =
-            level.exp() * if arm == Arm::B && metric == Metric::HpP99 { ratio } else { 1.0 };
+        let is_longer = arm == Arm::B && metric.lower_is_better();
+        let factor = level.exp() * if is_longer { ratio } else { 1.0 };
         let mut busy_s = 0.0;
         while let Some((arrival, s)) = all.get(at).filter(|r| r.0 * 1e9 < end_ns as f64) {
             debug_assert!(*arrival >= 0.0);
             let mut ns = (s * factor * 1e9) as u64;
-            if arm == Arm::B && metric == Metric::SloAttainment && ns <= SLO_NS {
-                // Evenly, so that the share of each block is multiplied.
-                late += 1.0 - ratio;
-                if late >= 1.0 {
-                    (late, ns) = (late - 1.0, SLO_NS + SLO_NS / 10);
+            let is_later = arm == Arm::B && metric.is_attainment();
+            // Evenly, so that the share of each block is multiplied.
+            let mut delay = |ns: u64, limit_ns: u64| {
+                late += if is_later && ns <= limit_ns { 1.0 - ratio } else { 0.0 };
+                if late < 1.0 {
+                    return ns;
                 }
+                late -= 1.0;
+                limit_ns + limit_ns / 10
+            };
+            if has_tokens {
+                for _ in 0..TOKENS {
+                    let token_ns = ns as f64 / 10.0 * (0.3 * normal(&mut random_more)).exp();
+                    let token_ns = delay(token_ns as u64, TPOT_NS);
+                    sample.of_mut(Unit::Token).add(token_ns, 1, Some(TPOT_NS));
+                }
+            } else {
+                ns = delay(ns, SLO_NS);
             }
-            sample.request(ns);
+            sample.of_mut(Unit::Request).add(ns, 1, Some(SLO_NS));
             busy_s += s;
             at += 1;
+        }
+        // What the clients share evenly but for chance: launches end in one block or the next.
+        for client in &mut clients {
+            let noise = (0.1 * normal(&mut random_more)).exp();
+            client.work_ns += (0.3 * sample.span_ns() as f64 * noise) as u64;
+            client.backlog_ns = end_ns;
+            sample.best_effort(*client);
         }
         if measuring {
             let span_s = sample.span_ns() as f64 / 1e9;
@@ -340,7 +369,7 @@ impl Row {
     /// What it breaks, if anything.
     pub fn failure(&self) -> Option<String> {
         let whole = self.experiments_whole;
-        let of_blocks = self.metric != Metric::SloAttainment;
+        let of_blocks = !self.metric.is_attainment();
         let covered = if of_blocks { self.experiments } else { whole };
         let (most, least) = (rejected_max(self.experiments), coverage_min(covered));
         let wrong = self.rejected > most
@@ -386,7 +415,7 @@ pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u
         empty += same.pairs_empty() as usize;
         pairs += same.differences().len();
         // Multiplying all of B's figures shifts its differences.
-        let ratio = if metric == Metric::SloAttainment { 0.8_f64 } else { 1.2 };
+        let ratio = if metric.is_attainment() { 0.8_f64 } else { 1.2 };
         let shifted = test(model, plan.clone(), ratio);
         covered += u32::from(!interval::rejects(shifted.differences(), ratio.ln(), plan.alpha));
         if !whole {
@@ -409,7 +438,7 @@ pub fn row(model: Model, metric: Metric, state: State, experiments: u32, seed: u
         rejected: share(rejected),
         decided: of_whole(decided),
         // What a report shows of attainment is of all requests.
-        coverage: if metric == Metric::SloAttainment { of_whole(overall) } else { share(covered) },
+        coverage: if metric.is_attainment() { of_whole(overall) } else { share(covered) },
         overall_coverage: of_whole(overall),
         pairs_empty: empty as f64 / (empty + pairs).max(1) as f64,
     }
@@ -477,6 +506,36 @@ mod tests {
         for model in [Model::ParetoInAQueue, Model::PeriodOfAPair, Model::KnowledgeWanders] {
             let row = row(model, Metric::HpP99, State::Frozen, 20, 7);
             assert_eq!(row.failure(), None);
+        }
+    }
+
+    /// Nulls of tokens, and of objectives that are the clients' own.
+    #[test]
+    fn the_level_is_kept_for_tokens() {
+        for metric in [Metric::TokenP99, Metric::TpotAttainment] {
+            for model in [Model::BurstsInAQueue, Model::ClosedLoop, Model::KnowledgeWanders] {
+                let row = row(model, metric, State::Frozen, 20, 7);
+                assert_eq!(row.failure(), None);
+                assert!(row.pairs_empty < 0.05, "{row:?}");
+            }
+        }
+    }
+
+    /// Where all clients have the same objective it does not matter who says it.
+    #[test]
+    fn clients_own_objectives_say_what_a_given_one_says() {
+        for ratio in [1.0, 0.8] {
+            let given = plan_of(Model::LoadStates, Metric::SloAttainment);
+            let given = Plan { to_end: true, ..given };
+            let own = Plan { slo_ns: None, ..given.clone() };
+            let [given, own] = [given, own].map(|plan| test(Model::LoadStates, plan, ratio));
+            let count = |e: &Experiment| e.blocks().iter().map(|b| b.requests_within).sum::<u64>();
+            assert_eq!(count(&given), count(&own));
+            let [given, own] = [given, own].map(|e| (e.differences().len(), e.overall().unwrap()));
+            assert_eq!(given.0, own.0);
+            // Tails are kept to half a percent.
+            assert!((given.1.a - own.1.a).abs() < 0.01, "{given:?} {own:?}");
+            assert!((given.1.ln_ratio - own.1.ln_ratio).abs() < 0.01, "{given:?} {own:?}");
         }
     }
 

@@ -4,9 +4,10 @@
 use super::{exponential, normal};
 use crate::design::{Arm, Plan};
 use crate::experiment::{Action, Experiment};
+use crate::fairness::BestEffort;
 use crate::metric::Metric;
 use crate::report::{ArmSource, Report};
-use crate::sample::{Carried, Sample, UnderWay};
+use crate::sample::{Carried, Sample, UnderWay, Unit};
 use fastrand::Rng;
 
 /// Requests a second, of the whole service.
@@ -31,6 +32,9 @@ pub enum Trap {
     SingleThreadedStalls,
     /// It holds what it takes over for half a block, and is as good as A else.
     StallsAtItsStart,
+    /// Of two best-effort clients it serves one only. No trap of [`Trap::ALL`]: more work is done, and only a guard on
+    /// fairness says that it must be shared.
+    StarvesOne,
     /// No trap: requests take as long as under A.
     Same,
     /// No trap: 0.7 times as slow in all blocks.
@@ -69,6 +73,8 @@ struct Service {
     factor: f64,
     arm: Arm,
     switched_ns: u64,
+    /// Two of one weight, with work all the time.
+    best_effort: [BestEffort; 2],
 }
 
 impl Service {
@@ -87,7 +93,21 @@ impl Service {
                 left_ns: 0,
             })
             .collect();
-        Service { trap, random, clients, factor: 1.0, arm: Arm::A, switched_ns: 0 }
+        let best_effort =
+            [1, 2].map(|client| BestEffort { client, weight: 1, work_ns: 0, backlog_ns: 0 });
+        Service { trap, random, clients, factor: 1.0, arm: Arm::A, switched_ns: 0, best_effort }
+    }
+
+    /// So much best-effort work was done until now: by turns, or by one client.
+    fn share_out(&mut self, now_ns: u64, work_ns: u64) {
+        let first = match (self.trap, self.arm) {
+            (Trap::StarvesOne, Arm::B) => work_ns,
+            _ => work_ns / 2,
+        };
+        for (client, work_ns) in self.best_effort.iter_mut().zip([first, work_ns - first]) {
+            client.work_ns += work_ns;
+            client.backlog_ns = now_ns;
+        }
     }
 
     fn switch(&mut self, arm: Arm, now_ns: u64) {
@@ -139,7 +159,12 @@ impl Service {
                     c.began_ns = None;
                     let ns = end_ns - began_ns;
                     match began_ns < c.cut_ns {
-                        true => sample.carry(Carried { began_ns, ns, queue_known: false }),
+                        true => sample.of_mut(Unit::Request).carry(Carried {
+                            began_ns,
+                            ns,
+                            queue_known: false,
+                            limit_ns: None,
+                        }),
                         false => sample.request(ns),
                     }
                 } else {
@@ -191,9 +216,15 @@ pub fn test(trap: Trap, plan: Plan) -> Report {
         sample.to_ns = now_ns;
         let times = if service.arm == Arm::B { more } else { 1.0 };
         (sample.work_ns, sample.launches) = ((sample.span_ns() as f64 / 3.0 * times) as u64, 1);
+        service.share_out(now_ns, sample.work_ns);
+        if cut {
+            service.best_effort.iter().for_each(|client| sample.best_effort(*client));
+        }
         for client in &mut service.clients {
-            let open = client.began_ns.map(|began_ns| UnderWay { began_ns, queue_known: false });
-            open.into_iter().for_each(|open| sample.under_way(open));
+            if let Some(began_ns) = client.began_ns {
+                let open = UnderWay { began_ns, queue_known: false, limit_ns: None };
+                sample.of_mut(Unit::Request).under_way(open);
+            }
             if cut {
                 client.cut_ns = now_ns;
             }
@@ -260,6 +291,26 @@ mod tests {
         assert_eq!(report.ended.as_ref().unwrap().reason, Reason::NotServed);
         assert!(report.why.contains("B served 0 requests while A served"), "{}", report.why);
         assert!(report.pairs_empty > 0 && report.elapsed_s < 30.0, "{}", report.text());
+    }
+
+    /// Without a guard it is promoted: it does more work.
+    #[test]
+    fn a_guard_on_fairness_notices_that_one_of_two_clients_is_starved() {
+        for seed in 1..=5 {
+            let plan = plan(Metric::BeThroughput, Some("be_fairness>0.9"), seed);
+            let report = test(Trap::StarvesOne, plan);
+            assert_eq!(report.verdict, Verdict::Withdrawn, "{}", report.text());
+            assert!(report.why.contains("was 0.500 under B"), "{}", report.why);
+            assert!(report.blocks.len() <= 2, "within B's first block: {}", report.text());
+        }
+        let report = test(Trap::Same, plan(Metric::BeThroughput, Some("be_fairness>0.9"), 1));
+        assert_eq!(report.verdict, Verdict::PromoteB, "{}", report.text());
+        let fairness = report.rates.iter().find(|rate| rate.name == "be_fairness").unwrap();
+        assert!(fairness.a > 0.999 && fairness.b > 0.999, "{fairness:?}");
+        let report = test(Trap::StarvesOne, plan(Metric::BeThroughput, None, 1));
+        assert_eq!(report.verdict, Verdict::PromoteB, "{}", report.text());
+        let fairness = report.rates.iter().find(|rate| rate.name == "be_fairness").unwrap();
+        assert!(fairness.high.is_some_and(|high| high < -0.4), "{fairness:?}");
     }
 
     #[test]

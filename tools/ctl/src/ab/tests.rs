@@ -168,7 +168,7 @@ fn what_makes_no_sense_is_refused_before_the_core_is_asked() {
         let error = args(more).unwrap().plan().unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     };
-    refused(&["--metric", "slo_attainment"], "--slo");
+    refused(&["--metric", "slo_attainment", "--slo", "0s"], "objective is 0");
     let guard = ["--metric", "hp_p99", "--guard", "hp_p99<1.2*A", "--guard-window", "1s"];
     refused(&guard, "a block can fill");
 }

@@ -29,6 +29,11 @@ impl DispatchClient {
         marks.has_more()
     }
 
+    /// The longest time that keeps its objective for requests now, ns, if it has one.
+    pub fn slo_ns(&self) -> Option<u64> {
+        Some(self.service.as_ref()?.objective()?.slo_ns)
+    }
+
     /// Whether it marked more than the last pass took.
     pub fn has_more_units(&self) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.has_more())

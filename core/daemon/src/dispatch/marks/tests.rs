@@ -1,5 +1,7 @@
 use super::*;
 use crate::dispatch::service::{Looked, Service};
+use tally_ab::Sample;
+use tally_ab::sample::Carried;
 use tally_engine::policy::{Class, ClientInfo};
 use tally_engine::{EndedUnits, EngineConfig};
 use tally_ipc::ClientRegion;
@@ -41,9 +43,10 @@ impl Client {
     /// Requests of the last pass, their longest, and how many were carried.
     fn sampled(&mut self) -> (u64, u64, Vec<Carried>) {
         let mut sample = Sample::new();
-        self.marks.sample(&mut sample);
-        let longest_ns = sample.quantile_ns(1.0).unwrap_or(0);
-        (sample.requests(), longest_ns, sample.carried.clone())
+        self.marks.sample(None, &mut sample);
+        let requests = sample.of(tally_ab::Unit::Request);
+        let longest_ns = requests.quantile_ns(1.0).unwrap_or(0);
+        (requests.count(), longest_ns, requests.carried.clone())
     }
 
     /// When the requests under way came, ns.
@@ -71,7 +74,9 @@ fn requests_are_marked_ones_from_the_first_that_begins() {
     client.read(START + 3 * MS);
     assert!(client.marks.has_requests && client.marks.is_first());
     assert_eq!(client.open(), [START + 2 * MS - 500_000]);
-    assert!(client.marks.under_way().all(|open| open.queue_known));
+    let mut sample = Sample::new();
+    client.marks.under_way(None, &mut sample);
+    assert!(sample.of(tally_ab::Unit::Request).open.iter().all(|open| open.queue_known));
     let numbers = client.numbers(START + 3 * MS);
     assert_eq!((numbers.open, numbers.oldest_ns), (1, MS + 500_000));
     client.region.marks.free(9);
@@ -261,7 +266,11 @@ fn requests_that_came_before_a_cut_are_carried_over_it() {
     let (requests, longest_ns, carried) = client.sampled();
     assert_eq!(requests, 1);
     assert!(is_about(longest_ns, 4 * MS), "{longest_ns}");
-    assert_eq!(carried, [Carried { began_ns: START + 9 * MS, ns: 6 * MS, queue_known: true }]);
+    let limit_ns = None;
+    assert_eq!(
+        carried,
+        [Carried { began_ns: START + 9 * MS, ns: 6 * MS, queue_known: true, limit_ns }]
+    );
 }
 
 /// The ring is the client's, and outlives its core.
@@ -513,4 +522,68 @@ fn marked_tokens_with_an_objective_are_the_units_of_policies() {
     assert_eq!(service.numbers().requests, 3);
     let tokens = client.numbers(START + 14 * MS).tokens;
     assert_eq!((tokens.count, tokens.within), (4, 3), "that without an objective keeps none");
+}
+
+/// Tokens that a test has of the last pass: how many, how many kept the objective, of how many, and when those began that
+/// are carried.
+fn sampled_tokens(client: &mut Client) -> (u64, u64, u64, Vec<u64>) {
+    let mut sample = Sample::new();
+    client.marks.sample(None, &mut sample);
+    let tokens = sample.of(tally_ab::Unit::Token);
+    let carried = tokens.carried.iter().map(|token| token.began_ns).collect();
+    (tokens.count(), tokens.kept.within, tokens.kept.judged, carried)
+}
+
+/// When the tokens under way came that a test counts.
+fn open_tokens(client: &Client) -> Vec<u64> {
+    let mut sample = Sample::new();
+    client.marks.under_way(None, &mut sample);
+    sample.of(tally_ab::Unit::Token).open.iter().map(|open| open.began_ns).collect()
+}
+
+#[test]
+fn a_test_counts_tokens_as_the_status_does() {
+    let mut client = Client::new();
+    client.ended(Kind::Token, None, START + MS, START + 4 * MS);
+    client.read(START + 5 * MS);
+    assert_eq!(sampled_tokens(&mut client), (1, 0, 0, vec![]), "no objective yet");
+    assert_eq!(sampled_tokens(&mut client).0, 0, "once a pass");
+    client.marks.set_tpot(START + 5 * MS, Some(3 * MS));
+    client.ended(Kind::Token, None, START + 6 * MS, START + 9 * MS);
+    client.ended(Kind::Token, None, START + 9 * MS, START + 13 * MS);
+    client.read(START + 14 * MS);
+    assert_eq!(sampled_tokens(&mut client), (2, 1, 2, vec![]));
+    // The objective changes: only what ends from now on is judged by it.
+    client.marks.set_tpot(START + 14 * MS, Some(9 * MS));
+    client.marks.cut(START + 16 * MS);
+    client.ended(Kind::Token, None, START + 15 * MS, START + 19 * MS);
+    client.ended(Kind::Token, None, START + 17 * MS, START + 21 * MS);
+    client.read(START + 22 * MS);
+    assert_eq!(sampled_tokens(&mut client), (1, 1, 1, vec![START + 15 * MS]));
+    let tokens = client.tokens(START + 22 * MS);
+    assert_eq!((tokens.count, tokens.within), (5, 3));
+}
+
+#[test]
+fn a_marked_token_under_way_is_counted_until_it_ends() {
+    let mut client = Client::new();
+    client.region.marks.begin(5, START + MS, What::marked(Kind::Token, None).pack());
+    client.read(START + 2 * MS);
+    assert_eq!((open_tokens(&client), client.open()), (vec![START + MS], vec![]));
+    // The end is there before the place is free.
+    client.ended(Kind::Token, None, START + MS, START + 3 * MS);
+    client.read(START + 4 * MS);
+    assert_eq!((open_tokens(&client), sampled_tokens(&mut client).0), (vec![], 1));
+}
+
+#[test]
+fn graphs_of_a_unit_that_a_cut_divides_belong_where_each_began() {
+    let mut client = Client::new();
+    client.marks.set_tpot(START, Some(4 * MS));
+    client.marks.cut(START + 10 * MS);
+    // At 3, 7, 11 and 15 ms.
+    client.graphs(4, START + 3 * MS, 0, START + 19 * MS);
+    client.read(START + 20 * MS);
+    let carried = vec![START + 3 * MS, START + 7 * MS];
+    assert_eq!(sampled_tokens(&mut client), (2, 2, 2, carried));
 }

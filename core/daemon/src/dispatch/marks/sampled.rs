@@ -1,0 +1,111 @@
+//! What an A/B test counts of a client's units: the same requests and tokens as the status, each judged by the client's
+//! objective in force when it ended.
+
+use super::{Marks, Open, Unit};
+use tally_ab::sample::{Carried, UnderWay, Units};
+use tally_ab::{Sample, Unit as Of};
+use tally_contract::limits::PASS_MARKS_CLIENT_MAX;
+
+/// Tokens that ended, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tokens {
+    /// When the first of them began, ns.
+    began_ns: u64,
+    /// What each took, ns.
+    ns: u64,
+    count: u32,
+    queue_known: bool,
+    /// Longest time that kept the objective, ns, if there was one.
+    limit_ns: Option<u64>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Sampled {
+    /// The test has what ended in the last pass.
+    is_taken: bool,
+    /// Units that came before are carried over a cut.
+    cut_ns: u64,
+    /// Tokens that ended in the last pass.
+    pub tokens: Vec<Tokens>,
+}
+
+impl Sampled {
+    /// Allocates all that it will ever need.
+    pub fn new() -> Self {
+        Sampled { is_taken: false, cut_ns: 0, tokens: Vec::with_capacity(PASS_MARKS_CLIENT_MAX) }
+    }
+
+    pub fn begin_pass(&mut self) {
+        self.is_taken = false;
+        self.tokens.clear();
+    }
+
+    /// A marked token ended.
+    pub fn token(&mut self, unit: &Unit, limit_ns: Option<u64>) {
+        let Open { came_ns: began_ns, queue_known, .. } = unit.open;
+        self.tokens.push(Tokens { began_ns, ns: unit.ns, count: 1, queue_known, limit_ns });
+    }
+
+    /// So many graphs ran one after the other, each a token that took so long.
+    pub fn graphs(&mut self, began_ns: u64, ns: u64, count: u32, limit_ns: Option<u64>) {
+        self.tokens.push(Tokens { began_ns, ns, count, queue_known: false, limit_ns });
+    }
+}
+
+impl Tokens {
+    /// Those that began before the cut are carried.
+    fn count(&self, cut_ns: u64, to: &mut Units) {
+        let Tokens { began_ns, ns, queue_known, limit_ns, .. } = *self;
+        let count = u64::from(self.count);
+        let before = cut_ns.saturating_sub(began_ns).div_ceil(ns.max(1)).min(count);
+        // A graph's count has 16 bits.
+        for at in 0..before {
+            to.carry(Carried {
+                began_ns: began_ns.saturating_add(at * ns),
+                ns,
+                queue_known,
+                limit_ns,
+            });
+        }
+        to.add(ns, count - before, limit_ns);
+    }
+}
+
+impl Marks {
+    /// Counts what ended in the last pass, once. `slo_ns`: the longest time that keeps the objective for requests.
+    pub fn sample(&mut self, slo_ns: Option<u64>, sample: &mut Sample) {
+        if std::mem::replace(&mut self.sampled.is_taken, true) {
+            return;
+        }
+        let cut_ns = self.sampled.cut_ns;
+        let requests = sample.of_mut(Of::Request);
+        for unit in &self.ended {
+            let Open { came_ns: began_ns, queue_known, .. } = unit.open;
+            let ended = Carried { began_ns, ns: unit.ns, queue_known, limit_ns: slo_ns };
+            match began_ns < cut_ns {
+                true => requests.carry(ended),
+                false => requests.add_carried(&ended),
+            }
+        }
+        let tokens = sample.of_mut(Of::Token);
+        self.sampled.tokens.iter().for_each(|ended| ended.count(cut_ns, tokens));
+    }
+
+    /// A new stretch of an A/B test begins.
+    pub fn cut(&mut self, now_ns: u64) {
+        self.sampled.cut_ns = now_ns;
+    }
+
+    /// Adds the requests and tokens that are under way.
+    pub fn under_way(&self, slo_ns: Option<u64>, sample: &mut Sample) {
+        let each =
+            [(&self.open, Of::Request, slo_ns), (&self.open_tokens, Of::Token, self.tpot_ns)];
+        for (all, of, limit_ns) in each {
+            for Open { came_ns, queue_known, .. } in all {
+                let open = UnderWay { began_ns: *came_ns, queue_known: *queue_known, limit_ns };
+                sample.of_mut(of).under_way(open);
+            }
+        }
+    }
+}
