@@ -161,7 +161,7 @@ pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
     }
 }
 
-/// A slot's launches up to `number` have not ended for [`sm_limit::STUCK_NS`]: those that were SM-limited are launched
+/// A slot's launches up to `number` have not ended for [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): those that were SM-limited are launched
 /// whole from now on.
 pub fn stuck(slot: usize, number: u32) {
     sm_limit::stuck(slot, number).into_iter().for_each(graphs::limit::refuse);

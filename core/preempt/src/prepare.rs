@@ -17,13 +17,10 @@ use crate::transformed::{Transformed, blocks, cluster, plain_function};
 use crate::{gate, kernels, making, transformed, vendor, watch, worker};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_contract::limits::BACKLOG_MAX;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
 use tally_rewriter::{TransformRefusal, names as kernel_names};
-
-/// Launches of a stream that may be unfinished, up to which it is transformed: a hardware queue takes 1 020
-/// entries, a part takes two, and what is behind them in the stream is to have room as without us.
-pub const BACKLOG_MAX: u32 = 64;
 
 /// What can be done to a launch of a kernel.
 pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) -> u32 {

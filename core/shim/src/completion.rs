@@ -19,6 +19,7 @@ use crate::{link, poller, quiesce};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use tally_contract::limits::SM_LIMITED_STUCK_NS;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Completion, STREAM_SLOTS};
 use tally_ipc::ring;
@@ -319,7 +320,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
                     };
                     // What takes long is not looked at all the while.
                     let later_ns = later_ns.min(pace.most_ns.max(since_ns / 64));
-                    let stuck = (since_ns > sm_limit::STUCK_NS).then_some(oldest.number);
+                    let stuck = (since_ns > SM_LIMITED_STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)
                 }
                 _ => (Found::Later(0), None),

@@ -24,7 +24,7 @@ use crate::cuda::{
 };
 use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
-use crate::prepare::{BACKLOG_MAX, Limitable};
+use crate::prepare::Limitable;
 use crate::{kernels, prepare, sm_limit, transformed};
 use std::collections::HashMap;
 use std::ptr::null_mut;
@@ -32,9 +32,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
+// Other threads wait while kernels are captured.
+use tally_contract::limits::{BACKLOG_MAX, GRAPH_LIMITED_KERNELS_MAX as NODES_MAX};
 
-/// Kernels that are captured anew, at most: other threads wait meanwhile.
-const NODES_MAX: usize = 2_048;
 /// Launches from one vain attempt to make a copy to the next.
 const RETRY_LAUNCHES: u32 = 64;
 const CAPTURE_RELAXED: i32 = 2;

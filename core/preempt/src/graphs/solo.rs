@@ -25,11 +25,9 @@ use crate::launch::KernelArguments;
 use crate::transformed;
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Acquire;
+use tally_contract::limits::GRAPH_SOLO_MAX as SOLO_MAX;
 use tally_ipc::layout::transform_state;
 use tally_rewriter::{TransformRefusal, names as kernel_names};
-
-/// Kernels of one chain that are launched by themselves, at most: the longest.
-pub const SOLO_MAX: usize = 16;
 
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
