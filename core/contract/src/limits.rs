@@ -219,7 +219,8 @@ limits! {
         /// Time that a program's launches wait for its context to become idle, so that code can be loaded into it.
         /// Beyond it they go on, and the attempt is made again later.
         LOAD_WAIT_MS_MAX: u64 = 20, Ms;
-        /// Time after which an SM-limited launch that has not ended counts as stuck. Its kernel runs whole from then on.
+        /// Time after which an SM-limited launch that has not ended counts as stuck. Its kernel runs whole from then
+        /// on.
         SM_LIMITED_STUCK_NS: u64 = 10_000_000_000, Ns;
         /// Copies of code images of a client. Kernels of further images run whole.
         COPIED_BYTES_MAX: usize = 64 << 20, Bytes;
@@ -229,7 +230,8 @@ limits! {
         GRAPH_NODES_KEPT_MAX: usize = 524_288, Count;
         /// Nodes of one CUDA graph. A larger graph runs whole, as does one with more than eight times as many edges.
         GRAPH_NODES_MAX: usize = 16_384, Count;
-        /// Kernels of one CUDA graph that would be captured anew to run on some of the SMs. A graph with more runs on all.
+        /// Kernels of one CUDA graph that would be captured anew to run on some of the SMs. A graph with more runs on
+        /// all.
         GRAPH_LIMITED_KERNELS_MAX: usize = 2_048, Count;
         /// Kernels of one CUDA graph that are launched by themselves between its parts: the longest. Others stay in
         /// their parts.
@@ -292,7 +294,8 @@ limits! {
         CONFIG_BYTES_MAX: usize = 1 << 20, Bytes;
         /// Values in a client's shared memory that no shim writes; it is disconnected at so many.
         BREACHES_MAX: u64 = 16, Count;
-        /// Tickets of launches that a client's threads may have taken before the core reads the first; more is a breach.
+        /// Tickets of launches that a client's threads may have taken before the core reads the first; more is a
+        /// breach.
         TICKETS_AHEAD_MAX: u64 = 1 << 23, Count;
         /// Launches of a client that may yield between two looks of the core; more is a breach.
         TURNAROUNDS_AHEAD_MAX: u64 = 1 << 20, Count;

@@ -410,8 +410,8 @@ pub enum Command {
     SetWidth { client: ClientId, sms: u32 },
     /// Let a client launch without being decided, or not.
     SetUngated { client: ClientId, ungated: bool },
-    /// Timers, windows, leases, yields, widths and who is gated become as they are for a policy just loaded. The host's own,
-    /// for a new instance.
+    /// Timers, windows, leases, yields, widths and who is gated become as they are for a policy just loaded. The host's
+    /// own, for a new instance.
     Reset,
 }
 

@@ -72,7 +72,6 @@ pub enum Trigger {
     Changed,
 }
 
-/// See the module's documentation.
 pub struct PolicySlot {
     loader: Arc<Loader>,
     /// Held while a policy takes over; not while one is compiled.

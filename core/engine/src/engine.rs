@@ -345,7 +345,8 @@ impl<P: Policy> Engine<P> {
         self.settle(now_ns, out);
     }
 
-    /// A launch arrived. Unknown clients are ignored. True if it was granted before, or started: then no action answers it.
+    /// A launch arrived. Unknown clients are ignored. True if it was granted before, or started: then no action answers
+    /// it.
     pub fn submitted(
         &mut self,
         now_ns: u64,

@@ -108,7 +108,8 @@ fn short_slices(planned: &PlannedLaunch<'_>, arguments: &KernelArguments, us: u3
 }
 
 /// Whether the blocks of a launch that yields take longer to exit than half of the launch does to run: it would
-/// yield sooner by running on. Of blocks that take longer each, a slice would leave SMs without one for most of its time.
+/// yield sooner by running on. Of blocks that take longer each, a slice would leave SMs without one for most of its
+/// time.
 fn is_mostly_exits(blocks: u32, us: u32) -> bool {
     blocks > WHOLE_GRID_MAX && us > 0 && u64::from(blocks) * EXIT_NS > u64::from(us) * 1_000 / 2
 }

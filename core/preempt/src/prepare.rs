@@ -84,9 +84,9 @@ pub(crate) fn look_at_new(index: usize, function: Ptr) {
     }
 }
 
-/// Which launches of a kernel may be limited, without asking the driver. Closed libraries, by the library that holds the
-/// image, need not have been read: by default they are not, and where they are, loops that may wait do not count, which
-/// most matrix products have.
+/// Which launches of a kernel may be limited, without asking the driver. Closed libraries, by the library that holds
+/// the image, need not have been read: by default they are not, and where they are, loops that may wait do not count,
+/// which most matrix products have.
 pub(crate) fn limitable_as_known(index: usize) -> Limitable {
     let Some(kernel) = KERNELS.get(index) else { return Limitable::Never };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));

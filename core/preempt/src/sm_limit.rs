@@ -13,7 +13,8 @@
 //! that does not end is noted, and its kernel is never SM-limited again, neither in this run nor, through the profiles,
 //! in later ones.
 //!
-//! Graphs need no stream of the shim's: [`graphs::limit`] has copies of them whose kernels are bound to a green context.
+//! Graphs need no stream of the shim's: [`graphs::limit`] has copies of them whose kernels are bound to a green
+//! context.
 
 use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing, is_primary};
 use crate::cuda::{
@@ -197,8 +198,9 @@ pub fn was_decided(kernel: u32) -> bool {
     word.is_some_and(|word| word.load(Relaxed) & 1 << (kernel % 64) != 0)
 }
 
-/// A slot's launches up to `number` have not ended for [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): the kernels of those that were SM-limited never are
-/// again. Returns the graphs among them, by their execs.
+/// A slot's launches up to `number` have not ended for
+/// [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): the kernels of those that were SM-limited
+/// never are again. Returns the graphs among them, by their execs.
 pub(crate) fn stuck(slot: usize, number: u32) -> Vec<usize> {
     let mut found = Vec::new();
     SM_LIMITED.with(|all| {

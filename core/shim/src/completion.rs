@@ -34,7 +34,8 @@ const DENSE: usize = 8;
 const DENSE_SHARED: usize = 4_096;
 /// The same for launches whose time is wanted.
 const DENSE_SAMPLES: usize = 128;
-/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
+/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle
+/// stream.
 const SPARSE_EVERY: u32 = 4;
 /// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
 /// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
@@ -180,8 +181,8 @@ pub fn track_launch(
     follow(index);
 }
 
-/// An ungated launch was made, which still counts as being issued. Streams that share a slot cannot be asked, and waiting
-/// for one of them says nothing of the others: there, an event says when it is done.
+/// An ungated launch was made, which still counts as being issued. Streams that share a slot cannot be asked, and
+/// waiting for one of them says nothing of the others: there, an event says when it is done.
 pub fn track_ungated(index: usize, stream: usize, number: u32) {
     if index == OVERFLOW {
         track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false);

@@ -6,7 +6,8 @@
 //! take. If another thread stays in such a call, the launch goes whole.
 //!
 //! **Graphs of the shim's** are instantiated while a context is idle, too: some instantiations wait for what runs, and
-//! keep launches waiting (litmus programs hung there on an H200). Only a launch does it, if nothing runs at that moment.
+//! keep launches waiting (litmus programs hung there on an H200). Only a launch does it, if nothing runs at that
+//! moment.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -404,7 +405,7 @@ pub fn is_idle(context: usize) -> bool {
 /// passed on unread.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn enqueues(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
@@ -424,7 +425,7 @@ pub unsafe fn enqueues(
 /// Calls that block launches until the GPU is idle, but for loads of code: [`waiting`].
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn blocks_launches(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
@@ -443,7 +444,7 @@ pub unsafe fn blocks_launches(
 /// The same as [`enqueues`], of at most nine arguments.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn enqueues_batch(
     real: unsafe extern "C" fn(
@@ -477,7 +478,7 @@ pub unsafe fn enqueues_batch(
 /// `cuLaunchHostFunc`: the function may wait for anything.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn host_func(
     real: unsafe extern "C" fn(usize, usize, usize, usize) -> CuResult,
     per_thread: bool,

@@ -18,7 +18,7 @@ const LAUNCHES: u32 = 16;
 /// The numbers of blocks that launches have in turns: kernels of their own each.
 const BLOCKS: [u32; 7] = [1, 2, 3, 5, 8, 13, 21];
 
-/// What came of it.
+/// Counts and times of one run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Policies that took over.

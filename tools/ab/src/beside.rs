@@ -153,8 +153,8 @@ fn attainment(experiment: &Experiment) -> Option<Beside> {
     Some(Beside { name, effect, pairs: differences.len() })
 }
 
-/// What best-effort clients met. The bounds are those of the mean difference ([`interval::asymptotic`]): a block without
-/// any has no ratio.
+/// What best-effort clients met. The bounds are those of the mean difference ([`interval::asymptotic`]): a block
+/// without any has no ratio.
 pub(crate) fn rates(experiment: &Experiment) -> Vec<Rate> {
     let alpha = alpha(experiment.plan());
     let all = RATES.into_iter().map(|(name, rate)| {

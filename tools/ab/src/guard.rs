@@ -40,7 +40,6 @@ enum Limit {
     Work(f64),
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Guard {

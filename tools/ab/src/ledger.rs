@@ -23,7 +23,6 @@ struct Stretch {
     inherited: Tail,
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     stretches: Vec<Stretch>,

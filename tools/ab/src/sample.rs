@@ -38,7 +38,6 @@ pub struct UnderWay {
     pub queue_known: bool,
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Times of high-priority requests, ns.

@@ -97,7 +97,6 @@ pub struct ServiceNumbers {
     pub p99_ns: u64,
 }
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Service {
     /// The oldest request under way, as of the last look.

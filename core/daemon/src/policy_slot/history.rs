@@ -69,7 +69,7 @@ pub struct Content {
     pub config_text: String,
 }
 
-/// See the module's documentation. Oldest first; the last one is active.
+/// Oldest first; the last one is active.
 pub struct History<P = Compiled> {
     entries: VecDeque<Entry<P>>,
     disabled: VecDeque<Content>,
