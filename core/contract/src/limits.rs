@@ -121,7 +121,7 @@ limits! {
         /// Host functions that pass as much as they may, in one call of a policy. Beyond it: fault *overrun*.
         HOST_CALLS_FULL_MAX: usize = 4, Count;
         /// Time that best-effort work may be held while the GPU has nothing to do. Beyond it: fault *stall*.
-        /// Default of `policy.strikes.stall_ms`.
+        /// Default of `policy.disabling.stall_ms`.
         STALL_NS: u64 = 1_000_000_000, Ns;
         /// Faults that disable a policy. Default of `policy.limits.faults_max`.
         FAULTS_MAX: u32 = 3, Count;

@@ -4,17 +4,17 @@
 
 mod ab;
 mod admission;
+mod disabling;
 mod log;
 mod mps;
 mod source;
-mod strikes;
 
 pub use ab::Ab;
 pub use admission::{Admin, Admission, HighPriority, Socket, see_that_apart};
+pub use disabling::{Disabling, Restore};
 pub use log::Log;
 pub use mps::Mps;
 pub use source::DEFAULT_POLICY;
-pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
 use schemars::JsonSchema;
@@ -92,7 +92,7 @@ pub struct Policy {
     pub limits: Limits,
     /// What becomes of a policy that fails `faults_max` times (`[policy.limits]`): the built-in rule serves
     /// at once, and another policy may take its place.
-    pub strikes: Strikes,
+    pub disabling: Disabling,
 }
 
 impl Default for Policy {
@@ -106,7 +106,7 @@ impl Default for Policy {
             capabilities: Capabilities::NONE,
             trust: TrustSettings::default(),
             limits: Limits::default(),
-            strikes: Strikes::default(),
+            disabling: Disabling::default(),
         }
     }
 }

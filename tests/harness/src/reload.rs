@@ -122,7 +122,7 @@ pub fn run(artefacts: &Artefacts, reloads: u64) -> Result<Outcome> {
     std::fs::write(
         &config,
         "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
-         [policy.strikes]\nstall_ms = 60000\n",
+         [policy.disabling]\nstall_ms = 60000\n",
     )?;
     let config = config.to_string_lossy().into_owned();
     let mut core = scene.core(&artefacts.policy("tally-priority")?, &["--config", &config])?;
