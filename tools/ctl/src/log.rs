@@ -274,11 +274,11 @@ mod tests {
             agreement_percent: 61.5,
             decisions: 7,
             skipped: 1,
-            ended: Some("switched off".into()),
+            ended: Some("disabled".into()),
             ..ShadowBrief::default()
         };
         let shown = shown(&Status { log, shadow: Some(shadow), ..Status::default() });
-        for word in ["/x: 5 records", "2 dropped", "fifo", "61.50 % of 7", "ended: switched off"] {
+        for word in ["/x: 5 records", "2 dropped", "fifo", "61.50 % of 7", "ended: disabled"] {
             assert!(shown.contains(word), "{word:?} not in {shown}");
         }
     }
