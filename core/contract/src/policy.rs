@@ -478,7 +478,7 @@ pub enum FaultKind {
     /// It held best-effort work for longer than it may while there was nothing to hold
     /// it for.
     Stall,
-    /// It was switched off after too many faults; no call was made.
+    /// It was disabled after too many faults; no call was made.
     Disabled,
 }
 

@@ -138,7 +138,7 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     policy: P,
     context: Context,
     clients: Clients,
-    /// The policy is switched off; what it had set up is undone.
+    /// The policy is disabled; what it had set up is undone.
     disabled: bool,
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,

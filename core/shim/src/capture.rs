@@ -18,8 +18,8 @@ static FAST_PATH_BLOCKERS: AtomicU32 = AtomicU32::new(0);
 /// Another interposer stands between us and the driver: launches take the slow
 /// path, which tells a launch within a launch.
 const NESTING: u32 = 1 << 31;
-/// Why launches take the slow path: the shim loads code or a thread makes a launch in parts, for which they stand
-/// aside; or streams are to wait for launches on some of the SMs.
+/// Why launches take the slow path: the shim loads code or a thread makes a launch in parts, for which they
+/// wait; or streams are to wait for launches on some of the SMs.
 const CLOSED: [u32; 3] = [1 << 30, 1 << 29, 1 << 28];
 /// Captures remembered by stream; more than these are never believed to end.
 const CAPTURES_MAX: usize = 64;

@@ -192,7 +192,7 @@ pub unsafe fn stream(
     per_thread: bool,
     stream: Ptr,
 ) -> CuResult {
-    quiesce::stand_aside();
+    quiesce::wait_until_open();
     let awaited = Awaited::of_stream(stream, per_thread);
     // Behind the snapshot: a launch that comes between is not in it.
     quiesce::join();
@@ -377,7 +377,7 @@ fn current_context() -> usize {
 /// # Safety
 /// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: bool) -> CuResult {
-    quiesce::stand_aside();
+    quiesce::wait_until_open();
     // SAFETY: no arguments.
     around(Covered::of_context(current_context(), false), || joined(|| unsafe { real() }))
 }
@@ -391,7 +391,7 @@ pub unsafe fn context_given(
     _per_thread: bool,
     ctx: Ptr,
 ) -> CuResult {
-    quiesce::stand_aside();
+    quiesce::wait_until_open();
     let context = if ctx.is_null() { current_context() } else { ctx as usize };
     // SAFETY: the caller's arguments.
     around(Covered::of_context(context, false), || joined(|| unsafe { real(ctx) }))

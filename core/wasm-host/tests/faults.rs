@@ -1,5 +1,5 @@
 //! Whatever a policy does, the call ends with a fault of the right kind, the next
-//! call goes to a new instance, and in the end the policy is switched off.
+//! call goes to a new instance, and in the end the policy is disabled.
 
 mod common;
 
