@@ -74,8 +74,8 @@ pub struct Policy {
     /// End with exit code 3 if the policy cannot be loaded at start. `false`: start with the built-in
     /// rule, which `tallyctl status` shows.
     pub required: bool,
-    /// Load the policy again when its file or its configuration changes. SIGHUP and `tallyctl policy
-    /// load` do so in any case.
+    /// Load the policy again when its file, its signature or its configuration changes. SIGHUP and
+    /// `tallyctl policy load` do so in any case.
     pub watch: bool,
     /// How long a changed file must stay unchanged before it is loaded.
     #[schemars(range(min = 1, max = 60_000))]
