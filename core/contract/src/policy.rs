@@ -34,7 +34,7 @@ pub enum Class {
 }
 
 /// Bits of [`Launch::state`], in the order of the contract's `launch-state` without its first, which is
-/// [`Launch::class`].
+/// [`Launch::class`]. Plain constants, not `bitflags`: the decision log and policies get the number as it is.
 pub mod launch_state {
     /// A high-priority client has work on this GPU now.
     pub const HIGH_ACTIVE: u32 = 1 << 0;

@@ -1,5 +1,6 @@
 //! What lies where in the two shared regions. All plain old data and atomics,
-//! valid when zero-filled, the same for every process of one machine.
+//! valid when zero-filled, the same for every process of one machine. Flags are plain constants, not `bitflags`: the
+//! other side may write any bits, and they are stored in atomics.
 
 use crate::marks::Marks;
 use crate::text::printable;
