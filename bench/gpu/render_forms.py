@@ -25,7 +25,7 @@ def section(content, notes):
     for row in content["kernels"]:
         for form in row["forms"]:
             made = row.get("made", content["machine"])
-            rows.append(cut_cells(row, form, f"`{made['commit']}`", notes))
+            rows.append(form_cells(row, form, f"`{made['commit']}`", notes))
     header = ["kernel", "form", "commit", "blocks", "us a block", "flag down", "eight slices", "in the bound"]
     lines += table([*header, "turnaround p50 us", "p99 us", "right"], rows)
     lines += mean_costs(content["kernels"])
@@ -71,7 +71,7 @@ def in_bound(form):
     return f"{form['slices_in_bound']}: {form['slices_in_bound_percent']:+.1f} %"
 
 
-def cut_cells(row, form, made, notes):
+def form_cells(row, form, made, notes):
     """One kernel in one form."""
     if form["load"] != "CUDA_SUCCESS":
         mark = notes.mark(f"{row['kernel']}, {form['form']}: the driver answers {form['load']}.")

@@ -50,7 +50,7 @@ BEFORE_S, AFTER_S = 1.5, 1.0
 BACK_MAX_S = 15
 # `chaos` is loaded time and again: the good policy is not to wait longer each time that it is disabled. Nothing
 # is loaded but by command, whatever becomes of its file.
-CONFIG = "[policy]\nwatch = false\n[policy.strikes]\nback_off_initial_ms = 10\nback_off_max_ms = 10\n"
+CONFIG = "[policy]\nwatch = false\n[policy.disabling]\nback_off_initial_ms = 10\nback_off_max_ms = 10\n"
 # A guard that no policy keeps: a request takes longer.
 IMPOSSIBLE = "hp_p50<1us"
 
@@ -78,7 +78,7 @@ def times(values):
     return {"n": len(values), **{name: round(percentile(values, q), 4) for name, q in quantiles.items()}}
 
 
-class Stage:
+class Harness:
     """The core, its two clients, and the arrivals that load them."""
 
     def __init__(self, suite, core, sharing, hp, be):
@@ -145,12 +145,12 @@ class Stage:
             self.be.receive(30)
 
 
-def measure_solo(stage, load):
+def measure_solo(harness, load):
     """The inference alone: gives the rate of arrivals."""
-    warm = stage.hp.ask("closed", job=HP_JOB, n=WARM_REQUESTS)["service_ms"]
-    stage.rate_per_s = load / percentile(warm, 0.5) * 1e3
-    rows, _ = stage.served(stage.serve(2), 2)
-    return {"rate_per_s": round(stage.rate_per_s, 2), "service_ms": times([s for _, s, _ in rows])}
+    warm = harness.hp.ask("closed", job=HP_JOB, n=WARM_REQUESTS)["service_ms"]
+    harness.rate_per_s = load / percentile(warm, 0.5) * 1e3
+    rows, _ = harness.served(harness.serve(2), 2)
+    return {"rate_per_s": round(harness.rate_per_s, 2), "service_ms": times([s for _, s, _ in rows])}
 
 
 # --- The decision log
@@ -177,21 +177,21 @@ def replay(core, file, name):
     }
 
 
-def record(stage, name, seconds, anew):
+def record(harness, name, seconds, anew):
     """Record both programs for so long; with `anew` the policy starts once more at the beginning."""
-    core, file = stage.core, stage.suite.work / f"{name}.tallylog"
+    core, file = harness.core, harness.suite.work / f"{name}.tallylog"
     began = {}
 
     def begin():
         ctl(core, "log", "record", "--out", file)
         began["at"] = time.monotonic()
         if anew:
-            ctl(core, "policy", "load", stage.policy(POLICY))
+            ctl(core, "policy", "load", harness.policy(POLICY))
 
     # Anew: before anybody is decided, so that all that is compared follows from what the log holds.
     if anew:
         begin()
-    figures = stage.window(seconds, (lambda: None) if anew else begin)
+    figures = harness.window(seconds, (lambda: None) if anew else begin)
     recorded_s = time.monotonic() - began["at"]
     ctl(core, "log", "stop")
     status = ctl_json(core, "log", "status")
@@ -202,8 +202,8 @@ def record(stage, name, seconds, anew):
     return {**row, "while_recording": figures}
 
 
-def measure_log(stage, seconds, failures):
-    rows = [record(stage, "anew", seconds, True), record(stage, "mid-run", 3, False)]
+def measure_log(harness, seconds, failures):
+    rows = [record(harness, "anew", seconds, True), record(harness, "mid-run", 3, False)]
     for row in rows:
         print(f"log, {row['begun']}: {row}", flush=True)
         if not row["same_policy"] or not row["decisions"]:
@@ -217,15 +217,15 @@ def measure_log(stage, seconds, failures):
 # --- The shadow
 
 
-def measure_shadow(stage, seconds, percent):
+def measure_shadow(harness, seconds, percent):
     """`fifo` as the shadow of the active policy; windows without it before and after."""
-    core, without = stage.core, [stage.window(seconds)]
-    ctl(core, "shadow", "start", stage.policy(OTHER), "--cpu-percent", percent)
+    core, without = harness.core, [harness.window(seconds)]
+    ctl(core, "shadow", "start", harness.policy(OTHER), "--cpu-percent", percent)
     begin, at = ctl_json(core, "shadow", "status"), time.monotonic()
-    figures = stage.window(seconds)
+    figures = harness.window(seconds)
     end, wall_s = ctl_json(core, "shadow", "status"), time.monotonic() - at
     ctl(core, "shadow", "stop")
-    without.append(stage.window(seconds))
+    without.append(harness.window(seconds))
     comparison = end["comparison"]
     row = {
         "policy": OTHER,
@@ -272,41 +272,41 @@ def of_blocks(report, arm):
     }
 
 
-def ab_test(stage, what, other, metric, options, max_s, failures):
+def ab_test(harness, what, other, metric, options, max_s, failures):
     """One test from start to end, both programs running."""
-    core = stage.core
-    with stage.traffic(max_s + 20) as answers:
+    core = harness.core
+    with harness.traffic(max_s + 20) as answers:
         ctl(
-            core, "ab", "start", stage.policy(other), "--metric", metric, "--max-time", f"{max_s}s", "--seed", SEED,
+            core, "ab", "start", harness.policy(other), "--metric", metric, "--max-time", f"{max_s}s", "--seed", SEED,
             *options,
         )  # fmt: skip
         wait_for_end(core, max_s + 15)
         report, serving = ctl_json(core, "ab", "report"), core.status()["policy"]
     if serving["name"] != POLICY or serving["disabled"]:
-        failures.add(f"ab in {stage.sharing}, {what}: {serving['name']} is active after it, not A")
+        failures.add(f"ab in {harness.sharing}, {what}: {serving['name']} is active after it, not A")
     keys = ("plan", "ended", "elapsed_s", "verdict", "e_value", "effect", "mean_effect", "pairs", "sample_ratio")
     keys += ("caveats", "a_back_after_ns")
-    row = {"test": what, "sharing": stage.sharing, **{key: report[key] for key in keys}}
+    row = {"test": what, "sharing": harness.sharing, **{key: report[key] for key in keys}}
     row |= {arm.lower(): {"name": report[arm.lower()]["name"], **of_blocks(report, arm)} for arm in ("A", "B")}
     row |= {"requests_served": len(answers[0]["service_ms"]), "service_ms": times(answers[0]["service_ms"])}
     print(f"ab, {what}: {row}", flush=True)
     return row
 
 
-def measure_ab(stage, args, failures):
+def measure_ab(harness, args, failures):
     """Each test by itself: one that fails does not keep the other from being run."""
-    rows, where = [], f"ab in {stage.sharing}"
+    rows, where = [], f"ab in {harness.sharing}"
     for metric in args.metrics.split(","):
         with failures.guard(f"{where}, {metric}"):
-            rows.append(ab_test(stage, "compared", OTHER, metric, [], args.ab_s, failures))
+            rows.append(ab_test(harness, "compared", OTHER, metric, [], args.ab_s, failures))
     with failures.guard(f"{where}, A against itself"):
-        row = ab_test(stage, "A against itself", POLICY, "hp_p99", [], args.ab_s, failures)
+        row = ab_test(harness, "A against itself", POLICY, "hp_p99", [], args.ab_s, failures)
         if row["verdict"] not in ("keep_a", "undecided"):
             failures.add(f"{where}: A against itself ended with {row['verdict']}: {row['effect']}")
         rows.append(row)
     with failures.guard(f"{where}, guard"):
         options = ["--block", "3s", "--washout", "100ms", "--guard", IMPOSSIBLE]
-        row = ab_test(stage, "a guard is breached", OTHER, "be_throughput", options, 20, failures)
+        row = ab_test(harness, "a guard is breached", OTHER, "be_throughput", options, 20, failures)
         if row["ended"]["reason"] != "guard":
             failures.add(f"{where}: {IMPOSSIBLE} did not end it: {row['ended']}")
         rows.append(row)
@@ -357,10 +357,10 @@ def watch(core, kinds, before, loaded):
         now = time.monotonic()
         if faults_of(policy, kinds) > before:
             seen.setdefault("counted", now)
-        struck = policy["last_disabled"]
-        if struck and struck["generation"] == loaded and struck["kind"] in kinds:
+        last = policy["last_disabled"]
+        if last and last["generation"] == loaded and last["kind"] in kinds:
             seen.setdefault("named", now)
-            seen.setdefault("message", struck["message"].splitlines()[0][:200])
+            seen.setdefault("message", last["message"].splitlines()[0][:200])
         if policy["generation"] > loaded and policy["name"] == POLICY:
             seen.setdefault("back", now)
             seen["loaded_because"] = policy["loaded_because"]
@@ -368,26 +368,26 @@ def watch(core, kinds, before, loaded):
     return seen
 
 
-def misbehave(stage, kind, trainings, failures):
+def misbehave(harness, kind, trainings, failures):
     """Load `chaos` in one kind of fault while both run."""
     number, names = FAULTS[kind]
-    core, file = stage.core, stage.suite.work / f"chaos-{kind}.conf"
+    core, file = harness.core, harness.suite.work / f"chaos-{kind}.conf"
     file.write_text(f"always {number}")
     state = core.status()
     before, by_rule = faults_of(state["policy"], names), state["policy"]["built_in_rule_launches"]
     trainings.begin()
     window_s = BEFORE_S + AFTER_S
-    start_at = stage.serve(window_s)
+    start_at = harness.serve(window_s)
     time.sleep(max(0.0, start_at + BEFORE_S - time.monotonic()))
     sent = time.monotonic()
-    ctl(core, "policy", "load", stage.policy("chaos"), "--config", file)
+    ctl(core, "policy", "load", harness.policy("chaos"), "--config", file)
     active = time.monotonic()
     # It may have been disabled already.
     history = ctl_json(core, "policy", "history")
     loaded = max(entry["generation"] for entry in history if entry["name"] == "chaos")
     seen = watch(core, names, before, loaded)
-    rows, answer = stage.served(start_at, window_s)
-    after_rows, _ = stage.served(stage.serve(AFTER_S), AFTER_S)
+    rows, answer = harness.served(start_at, window_s)
+    after_rows, _ = harness.served(harness.serve(AFTER_S), AFTER_S)
     trained = trainings.finish()
     policy = core.status()["policy"]
     until = max(sent + 1, seen.get("back", sent))
@@ -422,7 +422,7 @@ def misbehave(stage, kind, trainings, failures):
         failures.add(f"chaos, {kind}: not named in {BACK_MAX_S} s: {policy['faults']}, {policy['last_fault']}")
     if "back" not in seen:
         failures.add(f"chaos, {kind}: {POLICY} was not back after {BACK_MAX_S} s")
-        ctl(core, "policy", "load", stage.policy(POLICY))
+        ctl(core, "policy", "load", harness.policy(POLICY))
     if trained["ended"] < active:
         failures.add(f"chaos, {kind}: the training had ended before it was active: nothing is shown")
     if not row["training_equal"]:
@@ -430,11 +430,11 @@ def misbehave(stage, kind, trainings, failures):
     return row
 
 
-def measure_chaos(stage, args, failures):
-    trainings, rows = Trainings(stage.be, args.training_s), []
+def measure_chaos(harness, args, failures):
+    trainings, rows = Trainings(harness.be, args.training_s), []
     for kind in args.faults.split(","):
         with failures.guard(f"chaos, {kind}"):
-            rows.append(misbehave(stage, kind, trainings, failures))
+            rows.append(misbehave(harness, kind, trainings, failures))
     return rows
 
 
@@ -472,16 +472,16 @@ def main(suite):
         hp = Client(suite, "hp", [HP_JOB], core, "high")
         be = Client(suite, "be", [BE_JOB, "exact"], core, "best-effort", DETERMINISTIC)
         with started([hp, be]):
-            stage = Stage(suite, core, args.sharing, hp, be)
+            harness = Harness(suite, core, args.sharing, hp, be)
             pids = {one.name: one.pid for one in (hp, be)}
-            keep(solo=measure_solo(stage, args.load))
+            keep(solo=measure_solo(harness, args.load))
             for note in shortfalls(core.status(), args.sharing, NAMES):
                 failures.add(note)
             measure = {
-                "log": lambda: measure_log(stage, args.seconds, failures),
-                "shadow": lambda: measure_shadow(stage, args.seconds, args.cpu_percent),
-                "ab": lambda: measure_ab(stage, args, failures),
-                "chaos": lambda: measure_chaos(stage, args, failures),
+                "log": lambda: measure_log(harness, args.seconds, failures),
+                "shadow": lambda: measure_shadow(harness, args.seconds, args.cpu_percent),
+                "ab": lambda: measure_ab(harness, args, failures),
+                "chaos": lambda: measure_chaos(harness, args, failures),
             }
             for part in parts:
                 with failures.guard(part):

@@ -101,7 +101,7 @@ impl Status {
         self.policy().active.generation
     }
 
-    /// Why it was loaded: `start`, `asked`, `file-changed`, `rollback`, `strikes`, `retry`.
+    /// Why it was loaded: `start`, `asked`, `file-changed`, `rollback`, `fallback`, `retry`.
     pub fn came(&self) -> &'static str {
         self.policy().active.loaded_because.as_str()
     }

@@ -39,7 +39,7 @@ fn core(scene: &Scene, policy: &std::path::Path, more: &str) -> Result<Process> 
     let config = scene.dir().join("core.toml");
     let text = format!(
         "[policy]\ndebounce_ms = 20\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
-         [policy.strikes]\nstall_ms = 150\n{more}"
+         [policy.disabling]\nstall_ms = 150\n{more}"
     );
     std::fs::write(&config, text)?;
     scene.core(policy, &["--config", &config.to_string_lossy()])
@@ -67,11 +67,11 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     );
     let last = status.last_fault().to_lowercase();
     ensure!(kinds.iter().any(|kind| last.contains(kind)), "the last fault is {last}");
-    // Three strikes, and it is asked no more; launches go on all the same.
+    // After three faults it is asked no more; launches go on all the same.
     get_disabled(&mut probe, number)?;
     probe.check()?;
     // The last good policy is back by itself, and the status says why.
-    let status = back(&scene, "fifo", "strikes")?;
+    let status = back(&scene, "fifo", "fallback")?;
     let disabled = status.disabled().unwrap_or_default();
     ensure!(
         kinds.contains(&&*disabled),
@@ -145,7 +145,7 @@ fn a_disabled_file_is_not_taken_again() -> Result<()> {
         Ok((status.policy_digest() != good && status.came() == "file-changed").then_some(status))
     })?;
     get_disabled(&mut probe, 1)?;
-    let status = back(&scene, "policy", "strikes")?;
+    let status = back(&scene, "policy", "fallback")?;
     ensure!(status.policy_digest() == good, "{:#}", status.0["policy"]);
     // The same content again, as a deployment would: not taken, and the log says so.
     let generation = status.generation();

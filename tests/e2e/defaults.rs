@@ -1,5 +1,5 @@
-//! Where the core, `tallyctl` and governed programs look for one another and keep files unless they are told: never in a
-//! folder that everybody can write to, also without `XDG_RUNTIME_DIR` and `HOME`.
+//! Where the core, `tallyctl` and governed programs look for one another and keep files unless they are told: never in
+//! a folder that everybody can write to, also without `XDG_RUNTIME_DIR` and `HOME`.
 
 use anyhow::{Context, Result, ensure};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

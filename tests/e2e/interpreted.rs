@@ -18,7 +18,7 @@ const STEPS: u64 = 40;
 const COMPILE_MAX: Duration = Duration::from_secs(300);
 /// The clock and the stall's are for machines that have time: here only fuel may end a call.
 const CONFIG: &str = "[policy.limits]\npreset = \"interpreted\"\ncall_cpu_ms_max = 10000\n\
-                      init_cpu_ms_max = 60000\n[policy.strikes]\nstall_ms = 0\n";
+                      init_cpu_ms_max = 60000\n[policy.disabling]\nstall_ms = 0\n";
 
 /// The component of an example in a language; `None` if it was not built.
 fn component(example: &str, language: &str) -> Result<Option<PathBuf>> {

@@ -57,8 +57,8 @@ fn serve(scene: &Scene, program: &Path, case: Case) -> Result<(Service, serde_js
     Ok((service, said))
 }
 
-/// The core's count and times are the program's own: it begins its clock before the first launch, and ends it behind the
-/// wait.
+/// The core's count and times are the program's own: it begins its clock before the first launch, and ends it behind
+/// the wait.
 fn is_told_right(case: Case, service: &Service, said: &serde_json::Value) -> Result<()> {
     let told = format!("{case:?} {service:?} {said}");
     ensure!(service.requests == case.2 && service.recent == case.2, "{told}");
@@ -189,8 +189,8 @@ fn graph_launches_are_tokens_of_a_decode_loop() -> Result<()> {
     Ok(())
 }
 
-/// The GPU is idle while a program pauses within its requests: best effort has that time, as long as the objective allows
-/// it.
+/// The GPU is idle while a program pauses within its requests: best effort has that time, as long as the objective
+/// allows it.
 #[test]
 fn best_effort_runs_within_requests_that_pause() -> Result<()> {
     best_effort_runs_within("eager", &["--slo", "900ms"])

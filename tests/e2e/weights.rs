@@ -9,7 +9,8 @@ use tally_harness::{Artefacts, Class, Device, Scene};
 const ENDLESS: &str = "launch 10000000 20000";
 /// GPU time of both programs over which it is compared: many rounds of 40 ms.
 const COMPARED_MS: f64 = 1_500.0;
-/// What the core's status says of a client's GPU time. A program that gets no CPU asks for nothing: far from 1 is enough.
+/// What the core's status says of a client's GPU time. A program that gets no CPU asks for nothing: far from 1 is
+/// enough.
 const RATIO: std::ops::RangeInclusive<f64> = 1.7..=4.5;
 
 fn start(scene: &Scene, name: &str, options: &[&str], variable: Option<&str>) -> Result<Process> {

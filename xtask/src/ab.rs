@@ -1,5 +1,5 @@
-//! `cargo xtask test ab`: are the statistics of A/B tests what they claim to be? And `cargo xtask test traps`: are policies
-//! that harm programs noticed, across processes?
+//! `cargo xtask test ab`: are the statistics of A/B tests what they claim to be? And `cargo xtask test traps`: are
+//! policies that harm programs noticed, across processes?
 
 use crate::{ab_record, target_dir};
 use anyhow::{Result, ensure};

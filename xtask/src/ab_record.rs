@@ -1,5 +1,5 @@
-//! `docs/results/ab.json`: the figures of `cargo xtask test ab` and `cargo xtask test traps`, each a part of its own, and the
-//! passages of `docs/ab.md` that they make.
+//! `docs/results/ab.json`: the figures of `cargo xtask test ab` and `cargo xtask test traps`, each a part of its own,
+//! and the passages of `docs/ab.md` that they make.
 
 use crate::repository;
 use anyhow::{Context, Result, ensure};

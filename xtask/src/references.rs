@@ -1,5 +1,6 @@
-//! `cargo xtask references`: writes `docs/reference/` and the example configuration, from what the code itself uses, and the figures in
-//! `docs/ab.md`. The files are committed; `cargo xtask test references` keeps them what the code says.
+//! `cargo xtask references`: writes `docs/reference/` and the example configuration, from what the code itself uses,
+//! and the figures in `docs/ab.md`. The files are committed; `cargo xtask test references` keeps them what the code
+//! says.
 //!
 //! This program links neither wasmtime nor the daemon: the built programs print what is about themselves.
 

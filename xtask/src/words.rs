@@ -13,10 +13,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Columns of a line of a document; tables are exempt.
+/// Columns of a line of a document, or of a comment in code; tables are exempt.
 const COLUMNS_MAX: usize = 120;
 /// Words that a doc comment must have at least.
 const DOC_WORDS_MIN: usize = 3;
+/// What a doc comment may not be, though it has as many words: it fits anything. Found at the beginning of a line.
+const EMPTY_DOCS: [&str; 4] = [
+    "As the driver's.",
+    "The system call's",
+    "What came of it.",
+    "See the module's documentation.",
+];
 /// Documents and the words that they may have together.
 const LENGTHS: [(&[&str], usize); 4] = [
     (&["README.md"], 700),
@@ -37,7 +44,8 @@ enum Place {
 }
 
 /// Words that must not come back, and what to say. Identifiers count: `_`, `-` and a capital
-/// letter end a word as a space does. One that begins with a quotation mark is found as it is.
+/// letter end a word as a space does, and so does the end of a line. One that begins with a quotation mark is found as
+/// it is.
 const WORDS: &[(&str, &str, Place)] = &[
     ("attendant", "helper thread", Place::Everywhere),
     ("door", "entry point", Place::Everywhere),
@@ -74,9 +82,16 @@ const WORDS: &[(&str, &str, Place)] = &[
     ("quiet time", "idle gap", Place::Everywhere),
     ("is let go", "is granted", Place::Everywhere),
     ("are let go", "are granted", Place::Everywhere),
+    ("be let go", "be granted", Place::Everywhere),
+    ("was let go", "was granted", Place::Everywhere),
+    ("were let go", "were granted", Place::Everywhere),
+    ("held launch go", "grants every held launch", Place::Everywhere),
+    ("switched off", "disabled", Place::Everywhere),
     ("learnt", "profiled, in the profile", Place::Documents),
-    ("standing aside", "waiting", Place::Documents),
-    ("stand aside", "wait", Place::Documents),
+    ("standing aside", "waiting", Place::Everywhere),
+    ("stand aside", "wait", Place::Everywhere),
+    ("stands aside", "waits", Place::Everywhere),
+    ("stood aside", "waited", Place::Everywhere),
     ("policy-host", "wasm-host", Place::Everywhere),
     ("simcuda", "softcuda", Place::Everywhere),
     ("ptx-vm", "softcuda/vm", Place::Everywhere),
@@ -109,6 +124,19 @@ impl File {
 
     fn is_document(&self) -> bool {
         self.has_ending(&["md"])
+    }
+
+    fn is_code(&self) -> bool {
+        self.has_ending(&["rs", "wit"])
+    }
+
+    /// What people read of a line, without what marks a comment: all of a document's, a comment of code.
+    fn prose<'a>(&self, line: &'a str) -> Option<&'a str> {
+        let line = line.trim();
+        if !self.is_code() {
+            return Some(line.trim_start_matches(['#', '>', '*']).trim());
+        }
+        line.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']).trim())
     }
 
     /// A program wrote it, and says so at its top.
@@ -212,7 +240,7 @@ fn words(text: &str) -> usize {
 
 fn doc_comments(tree: &Tree) -> Vec<Offence> {
     let mut offences = Vec::new();
-    for file in tree.files.iter().filter(|file| file.has_ending(&["rs", "wit"])) {
+    for file in tree.files.iter().filter(|file| file.is_code()) {
         let mut comment = String::new();
         let mut begun = 0;
         // One more line ends a comment at the file's end.
@@ -229,7 +257,10 @@ fn doc_comments(tree: &Tree) -> Vec<Offence> {
                 }
                 None if comment.is_empty() => {}
                 None => {
-                    if words(&comment) < DOC_WORDS_MIN {
+                    let is_empty = |line: &str| {
+                        EMPTY_DOCS.iter().any(|empty| line.trim_start().starts_with(empty))
+                    };
+                    if words(&comment) < DOC_WORDS_MIN || comment.lines().any(is_empty) {
                         let what = format!(
                             "doc comment {:?}: say what the name does not, or leave it out",
                             comment.trim()
@@ -246,13 +277,16 @@ fn doc_comments(tree: &Tree) -> Vec<Offence> {
 
 fn columns(tree: &Tree) -> Vec<Offence> {
     let mut offences = Vec::new();
-    for file in tree.documents().filter(|file| !file.is_generated()) {
+    let checked = tree.files.iter().filter(|file| file.is_document() || file.is_code());
+    for file in checked.filter(|file| !file.is_generated()) {
         for (at, line) in file.text.lines().enumerate() {
+            // `cargo fmt` breaks code.
+            let Some(text) = file.prose(line) else { continue };
             // With or without a pipe at its edges.
-            let is_table = line.trim_start().starts_with('|')
-                || line.matches(" | ").count() + line.matches("||").count() >= 2;
+            let is_table = text.starts_with('|')
+                || text.matches(" | ").count() + text.matches("||").count() >= 2;
             // A line cannot be broken within a word, such as an address.
-            let can_break = line.trim_start_matches([' ', '-', '*', '>']).contains(' ');
+            let can_break = text.trim_start_matches([' ', '-', '*', '>']).contains(' ');
             let columns = line.chars().count();
             if columns > COLUMNS_MAX && !is_table && can_break {
                 let what = format!("{columns} columns, at most {COLUMNS_MAX}");
@@ -278,20 +312,30 @@ fn lengths(tree: &Tree) -> Vec<Offence> {
 
 fn glossary(tree: &Tree) -> Vec<Offence> {
     let mut offences = Vec::new();
-    let plain: Vec<String> = WORDS.iter().map(|(word, ..)| plain(word)).collect();
+    let plain_words: Vec<String> = WORDS.iter().map(|(word, ..)| plain(word)).collect();
     for file in tree.files.iter().filter(|file| !file.is_generated()) {
-        for (at, line) in file.text.lines().enumerate() {
-            let plain_line = self::plain(line);
-            for (&(word, instead, place), plain) in WORDS.iter().zip(&plain) {
+        let lines: Vec<&str> = file.text.lines().collect();
+        for (at, &line) in lines.iter().enumerate() {
+            // With the next line, in which a word may go on.
+            let next = lines.get(at + 1).and_then(|next| file.prose(next));
+            let next = next.filter(|next| !next.is_empty()).unwrap_or_default();
+            let joined = file.prose(line).map(|this| format!("{this} {next}"));
+            let plain_line =
+                format!("{} {}", plain(line), plain(joined.as_deref().unwrap_or_default()));
+            for (&(word, instead, place), plain_word) in WORDS.iter().zip(&plain_words) {
                 // Hardly any line has one: a quick look first.
-                if !plain_line.contains(plain) || (place == Place::Documents && !file.is_document())
+                if !plain_line.contains(plain_word)
+                    || (place == Place::Documents && !file.is_document())
                 {
                     continue;
                 }
                 let allowed = |(path, allowed): &(&str, &str)| {
                     *allowed == word && file.path.starts_with(path)
                 };
-                if has_word(line, word) && !ALLOWED.iter().any(allowed) {
+                // One that is in the next line alone is found there.
+                let goes_on =
+                    || joined.as_ref().is_some_and(|j| has_word(j, word)) && !has_word(next, word);
+                if (has_word(line, word) || goes_on()) && !ALLOWED.iter().any(allowed) {
                     let what = format!("{word:?}: say {instead:?}");
                     offences.push(Offence { path: file.path.clone(), line: at + 1, what });
                 }

@@ -18,7 +18,7 @@ words! {
         /// Somebody asked to go back to it.
         Rollback = "rollback",
         /// The active one was disabled; this one was the last good one.
-        Strikes = "strikes",
+        Fallback = "fallback",
         /// It was disabled and is tried again.
         Retry = "retry",
         /// An A/B test had it active, and left it so.
@@ -163,7 +163,7 @@ pub struct PolicyReport {
     #[serde(deserialize_with = "required")]
     pub last_load_error: Option<LoadFailure>,
     /// Faults of the policy that are not forgotten yet.
-    pub strikes: u32,
+    pub recent_faults: u32,
     /// The last policy that was disabled; not necessarily the active one.
     #[serde(deserialize_with = "required")]
     pub last_disabled: Option<LastDisabled>,

@@ -121,7 +121,7 @@ limits! {
         /// Host functions that pass as much as they may, in one call of a policy. Beyond it: fault *overrun*.
         HOST_CALLS_FULL_MAX: usize = 4, Count;
         /// Time that best-effort work may be held while the GPU has nothing to do. Beyond it: fault *stall*.
-        /// Default of `policy.strikes.stall_ms`.
+        /// Default of `policy.disabling.stall_ms`.
         STALL_NS: u64 = 1_000_000_000, Ns;
         /// Faults that disable a policy. Default of `policy.limits.faults_max`.
         FAULTS_MAX: u32 = 3, Count;
@@ -178,6 +178,10 @@ limits! {
         KERNELS_MAX: usize = 65_536, Count;
         /// Forms of one kernel besides whole. Further ones are not measured.
         FORMS_MAX: usize = 16, Count;
+        /// First launches of a kernel in a client that are all measured.
+        FIRST_SAMPLES: u16 = 8, Count;
+        /// One in so many of a kernel's further launches is measured; later one in twice as many.
+        SAMPLE_EVERY: u16 = 32, Count;
         /// Launches behind `predicted-ns`: their median.
         PREDICTION_SAMPLES: usize = 9, Count;
         /// Launches behind `p50-ns` and `p99-ns`.
@@ -209,12 +213,29 @@ limits! {
         /// Parts under way of a client's launches in parts, beyond which launches run whole: a part takes two entries
         /// of a hardware queue of 1 020, of which at least 900 are left to the program's launches.
         PARTS_OPEN_MAX: usize = 24, Count;
+        /// Unfinished launches of a stream, beyond which its launches run whole: what is behind them in its hardware
+        /// queue needs room.
+        BACKLOG_MAX: u32 = 64, Count;
+        /// Time that a program's launches wait for its context to become idle, so that code can be loaded into it.
+        /// Beyond it they go on, and the attempt is made again later.
+        LOAD_WAIT_MS_MAX: u64 = 20, Ms;
+        /// Time after which an SM-limited launch that has not ended counts as stuck. Its kernel runs whole from then
+        /// on.
+        SM_LIMITED_STUCK_NS: u64 = 10_000_000_000, Ns;
         /// Copies of code images of a client. Kernels of further images run whole.
         COPIED_BYTES_MAX: usize = 64 << 20, Bytes;
         /// CUDA graphs of a client that are remembered; later ones run whole.
         GRAPHS_KEPT_MAX: usize = 4_096, Count;
         /// Nodes of all CUDA graphs of a client that are remembered; graphs beyond it run whole.
         GRAPH_NODES_KEPT_MAX: usize = 524_288, Count;
+        /// Nodes of one CUDA graph. A larger graph runs whole, as does one with more than eight times as many edges.
+        GRAPH_NODES_MAX: usize = 16_384, Count;
+        /// Kernels of one CUDA graph that would be captured anew to run on some of the SMs. A graph with more runs on
+        /// all.
+        GRAPH_LIMITED_KERNELS_MAX: usize = 2_048, Count;
+        /// Kernels of one CUDA graph that are launched by themselves between its parts: the longest. Others stay in
+        /// their parts.
+        GRAPH_SOLO_MAX: usize = 16, Count;
         /// Parts of one graph; one that would have more runs whole. A guard: launches ask for at most 32 parts of about
         /// the same size, and for 16 kernels by themselves.
         GRAPH_PARTS_MAX: usize = 256, Count;
@@ -273,7 +294,8 @@ limits! {
         CONFIG_BYTES_MAX: usize = 1 << 20, Bytes;
         /// Values in a client's shared memory that no shim writes; it is disconnected at so many.
         BREACHES_MAX: u64 = 16, Count;
-        /// Tickets of launches that a client's threads may have taken before the core reads the first; more is a breach.
+        /// Tickets of launches that a client's threads may have taken before the core reads the first; more is a
+        /// breach.
         TICKETS_AHEAD_MAX: u64 = 1 << 23, Count;
         /// Launches of a client that may yield between two looks of the core; more is a breach.
         TURNAROUNDS_AHEAD_MAX: u64 = 1 << 20, Count;

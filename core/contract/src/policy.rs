@@ -34,7 +34,7 @@ pub enum Class {
 }
 
 /// Bits of [`Launch::state`], in the order of the contract's `launch-state` without its first, which is
-/// [`Launch::class`].
+/// [`Launch::class`]. Plain constants, not `bitflags`: the decision log and policies get the number as it is.
 pub mod launch_state {
     /// A high-priority client has work on this GPU now.
     pub const HIGH_ACTIVE: u32 = 1 << 0;
@@ -410,8 +410,8 @@ pub enum Command {
     SetWidth { client: ClientId, sms: u32 },
     /// Let a client launch without being decided, or not.
     SetUngated { client: ClientId, ungated: bool },
-    /// Timers, windows, leases, yields, widths and who is gated become as they are for a policy just loaded. The host's own,
-    /// for a new instance.
+    /// Timers, windows, leases, yields, widths and who is gated become as they are for a policy just loaded. The host's
+    /// own, for a new instance.
     Reset,
 }
 
@@ -478,7 +478,7 @@ pub enum FaultKind {
     /// It held best-effort work for longer than it may while there was nothing to hold
     /// it for.
     Stall,
-    /// It was switched off after too many faults; no call was made.
+    /// It was disabled after too many faults; no call was made.
     Disabled,
 }
 

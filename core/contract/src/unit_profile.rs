@@ -27,8 +27,8 @@ impl UnitProfile {
         n < 2 || n.is_multiple_of(128)
     }
 
-    /// Of a unit whose launches took so long each, with such gaps between them, some of them 0. `launches`: GPU time, and SMs
-    /// filled (0: unknown).
+    /// Of a unit whose launches took so long each, with such gaps between them, some of them 0. `launches`: GPU time,
+    /// and SMs filled (0: unknown).
     pub fn new(launches: &[(u64, u32)], gaps_ns: &mut Vec<u64>) -> Self {
         gaps_ns.retain(|ns| *ns > 0);
         gaps_ns.sort_unstable();

@@ -3,8 +3,8 @@
 /// SMs are split off in steps of so many.
 pub const STEP_SMS: u32 = 8;
 
-/// SMs of the partition that leaves `reserve_sms` of a GPU's `sm_count` free, rounded down so that at least so many are.
-/// `None`: there is no such partition.
+/// SMs of the partition that leaves `reserve_sms` of a GPU's `sm_count` free, rounded down so that at least so many
+/// are. `None`: there is no such partition.
 pub fn partition_sms(sm_count: u32, reserve_sms: u32) -> Option<u32> {
     let wanted =
         sm_count.checked_sub(reserve_sms).filter(|wanted| *wanted > 0 && reserve_sms > 0)?;
@@ -20,8 +20,8 @@ pub fn partitions(sm_count: u32, reserve_sms: &[u32]) -> Vec<u32> {
     all
 }
 
-/// SMs of the partition on which a launch that is limited to `sms` runs: the largest that has no more, else the smallest.
-/// `None`: there are no partitions.
+/// SMs of the partition on which a launch that is limited to `sms` runs: the largest that has no more, else the
+/// smallest. `None`: there are no partitions.
 pub fn partition_of(sm_count: u32, reserve_sms: &[u32], sms: u32) -> Option<u32> {
     let all = || reserve_sms.iter().filter_map(|reserve| partition_sms(sm_count, *reserve));
     all().filter(|partition| *partition <= sms).max().or(all().min())

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 const AFTER_HELP: &str = "\
 Signals:
   SIGHUP            load the policy of the configuration again, whichever is active
-  SIGTERM, SIGINT   let every held launch go, wait for the rings to empty, end; a second one ends at once
+  SIGTERM, SIGINT   grant every held launch, wait for the rings to empty, end; a second one ends at once
 
 Exit codes:
   0  drained and stopped

@@ -4,17 +4,17 @@
 
 mod ab;
 mod admission;
+mod disabling;
 mod log;
 mod mps;
 mod source;
-mod strikes;
 
 pub use ab::Ab;
 pub use admission::{Admin, Admission, HighPriority, Socket, see_that_apart};
+pub use disabling::{Disabling, Restore};
 pub use log::Log;
 pub use mps::Mps;
 pub use source::DEFAULT_POLICY;
-pub use strikes::{Restore, Strikes};
 
 use crate::error::CoreError;
 use schemars::JsonSchema;
@@ -74,8 +74,8 @@ pub struct Policy {
     /// End with exit code 3 if the policy cannot be loaded at start. `false`: start with the built-in
     /// rule, which `tallyctl status` shows.
     pub required: bool,
-    /// Load the policy again when its file or its configuration changes. SIGHUP and `tallyctl policy
-    /// load` do so in any case.
+    /// Load the policy again when its file, its signature or its configuration changes. SIGHUP and
+    /// `tallyctl policy load` do so in any case.
     pub watch: bool,
     /// How long a changed file must stay unchanged before it is loaded.
     #[schemars(range(min = 1, max = 60_000))]
@@ -92,7 +92,7 @@ pub struct Policy {
     pub limits: Limits,
     /// What becomes of a policy that fails `faults_max` times (`[policy.limits]`): the built-in rule serves
     /// at once, and another policy may take its place.
-    pub strikes: Strikes,
+    pub disabling: Disabling,
 }
 
 impl Default for Policy {
@@ -106,7 +106,7 @@ impl Default for Policy {
             capabilities: Capabilities::NONE,
             trust: TrustSettings::default(),
             limits: Limits::default(),
-            strikes: Strikes::default(),
+            disabling: Disabling::default(),
         }
     }
 }
@@ -197,9 +197,9 @@ pub struct Client {
     pub spin_us: Option<u64>,
     /// What clients do while there is no core.
     pub fail: Fail,
-    /// Profile one unit of work in 128 of each high-priority client: an event behind each of its launches tells how long
-    /// the GPU worked and had gaps (`services` in the contract, `tallyctl status`). On an H200 it told
-    /// GPU time within 1 % of CUPTI's.
+    /// Profile one unit of work in 128 of each high-priority client: an event behind each of its launches tells how
+    /// long the GPU worked and had gaps (`services` in the contract, `tallyctl status`). On an H200 it told GPU time
+    /// within 1 % of CUPTI's.
     pub profile_units: bool,
 }
 
@@ -256,14 +256,15 @@ impl Default for Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SmLimits {
-    /// In the sharing modes `mps` and `none`, each best-effort client gets a green context for each number, which leaves
-    /// that many SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited launches.
+    /// In the sharing modes `mps` and `none`, each best-effort client gets a green context for each number, which
+    /// leaves that many SMs free, rounded up to what the GPU can split off. `[]`: no green contexts, so no SM-limited
+    /// launches.
     #[schemars(length(max = RESERVES_MAX), inner(range(min = 1, max = SMS_MAX)))]
     pub reserve_sms: Vec<u32>,
     /// Whether a stream waits for its SM-limited launches only once something else could see them. Then launches that
-    /// follow one another need no event between them: a training of ResNet-50 gains 4 to 12 % of its speed on an H200, one
-    /// of GPT-2 nothing. Libraries that put work into a program's stream by calls that the core's shim does not see could
-    /// see such launches too early; those known are excepted.
+    /// follow one another need no event between them: a training of ResNet-50 gains 4 to 12 % of its speed on an H200,
+    /// one of GPT-2 nothing. Libraries that put work into a program's stream by calls that the core's shim does not see
+    /// could see such launches too early; those known are excepted.
     pub put_off_joins: bool,
 }
 

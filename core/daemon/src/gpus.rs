@@ -1,6 +1,6 @@
 //! Which GPU a core serves. Clients report it, as the driver told their shims, and whoever connects first must not make
-//! the core take another's measurements for this GPU's: a report decides if its client is trusted, or if the driver lists
-//! that GPU as the only one that the core's `CUDA_VISIBLE_DEVICES` leaves.
+//! the core take another's measurements for this GPU's: a report decides if its client is trusted, or if the driver
+//! lists that GPU as the only one that the core's `CUDA_VISIBLE_DEVICES` leaves.
 
 use crate::profile_store::profiled::Device;
 use std::path::Path;

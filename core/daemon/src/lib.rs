@@ -4,7 +4,7 @@
 //!
 //! | thread | module | does | never |
 //! | --- | --- | --- | --- |
-//! | dispatch | [`dispatch`] | polls every client's shared memory, drives the engine, answers | logs, blocks on a lock, touches the socket |
+//! | dispatch | [`dispatch`] | polls every client's shared memory, drives the engine, answers | waits for a log line or a lock, touches the socket |
 //! | control | [`control`] | registration and admin requests, policy loads, sharing mode, profiles, drain | decides a launch |
 //!
 //! Read next: [`run`] for how they are put together and taken apart,

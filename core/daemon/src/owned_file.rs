@@ -41,7 +41,7 @@ pub fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, OwnedError> {
 /// Put a file in the place of another, in one step; for the core's user alone (0600).
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = crate::socket::folder(path);
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();

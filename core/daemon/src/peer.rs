@@ -56,7 +56,7 @@ impl Peer {
     /// The process at the other end of a connection that was just accepted.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub fn of(socket: BorrowedFd<'_>) -> rustix::io::Result<Self> {
         let accepted = clock_gettime(ClockId::Boottime);
         let (pid, uid) = tally_ipc::peer::credentials(socket)?;
@@ -249,7 +249,8 @@ mod tests {
         assert_eq!(within(User::Container(7)), User::Container(7));
     }
 
-    /// Takes the steps before the first `/`, and those of each branch behind it in a process of its own, which connects.
+    /// Takes the steps before the first `/`, and those of each branch behind it in a process of its own, which
+    /// connects.
     const CONNECTS: &str = r#"
 import ctypes,os,socket,sys
 libc=ctypes.CDLL(None,use_errno=True)

@@ -22,7 +22,7 @@ mod loads;
 
 pub use experiment::{Candidate, PutError};
 
-use crate::config::{DEFAULT_POLICY, Restore, Strikes};
+use crate::config::{DEFAULT_POLICY, Disabling, Restore};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
 use crate::files::PolicyFiles;
@@ -72,14 +72,13 @@ pub enum Trigger {
     Changed,
 }
 
-/// See the module's documentation.
 pub struct PolicySlot {
     loader: Arc<Loader>,
     /// Held while a policy takes over; not while one is compiled.
     turn: tokio::sync::Mutex<()>,
     loads: Loads,
-    strikes: Strikes,
-    /// A policy that lasts for so long ends a row of strike-outs.
+    disabling: Disabling,
+    /// A policy that lasts for so long ends a row of disabled ones.
     lasting: Duration,
     row: Cell<(u32, Option<Instant>)>,
     active: RefCell<Active>,
@@ -203,7 +202,7 @@ impl PolicySlot {
             loader,
             turn: tokio::sync::Mutex::new(()),
             loads: Loads::default(),
-            strikes: config.strikes.clone(),
+            disabling: config.disabling.clone(),
             lasting: Duration::from_secs(config.limits.faults_forgotten_after_s),
             row: Cell::default(),
             active: RefCell::new(active),
@@ -281,12 +280,12 @@ impl PolicySlot {
             );
             self.next_in_row()
         };
-        if self.strikes.restore == Restore::BuiltIn {
+        if self.disabling.restore == Restore::BuiltIn {
             return;
         }
         loop {
             let again = self.history.borrow().last_good().is_none();
-            let delay = self.strikes.delay(row, again);
+            let delay = self.disabling.delay(row, again);
             if !delay.is_zero() {
                 tracing::info!(
                     delay_ms = delay.as_millis() as u64,
@@ -302,14 +301,14 @@ impl PolicySlot {
             let (kept, loaded_because) = {
                 let history = self.history.borrow();
                 match history.last_good() {
-                    Some(kept) => (Some(kept), LoadedBecause::Strikes),
+                    Some(kept) => (Some(kept), LoadedBecause::Fallback),
                     None => (history.same(), LoadedBecause::Retry),
                 }
             };
             let Some(kept) = kept else { return };
             let from = kept.generation;
             match self.put_back(control, kept, loaded_because).await {
-                Err(SlotError::Load(message)) if loaded_because == LoadedBecause::Strikes => {
+                Err(SlotError::Load(message)) if loaded_because == LoadedBecause::Fallback => {
                     // It started once; now it counts as bad as the other.
                     let how = Disabled { kind: "start".into(), message, at_unix_s: now_unix_s() };
                     self.history.borrow_mut().disabled(from, how);

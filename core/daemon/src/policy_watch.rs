@@ -12,7 +12,6 @@ use std::time::Duration;
 use tally_trust::signature_file;
 use tokio::sync::mpsc;
 
-/// See the module's documentation.
 pub struct PolicyWatch {
     watcher: RecommendedWatcher,
     files: Arc<Mutex<BTreeSet<PathBuf>>>,

@@ -26,7 +26,6 @@ use std::time::Duration;
 use tally_admin::{Cleared, ProfilesStatus};
 use tokio::sync::Mutex;
 
-/// See the module's documentation.
 pub struct ProfileStore {
     config: config::Profiles,
     /// `None`: nothing is kept.

@@ -96,7 +96,7 @@ fn settings(config: &Config) -> Settings {
             hold_ns_max: config.engine.hold_ms_max * 1_000_000,
             built_in_rule_idle_ns: config.engine.built_in_rule_idle_gap_us * 1_000,
             window_stall_ns: config.engine.window_stall_ms * 1_000_000,
-            policy_stall_ns: config.policy.strikes.stall_ns(),
+            policy_stall_ns: config.policy.disabling.stall_ns(),
             ..EngineConfig::default()
         },
     }

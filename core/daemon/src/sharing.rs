@@ -20,7 +20,6 @@ enum InForce {
     None,
 }
 
-/// See the module's documentation.
 pub struct SharingMode {
     config: Config,
     in_force: InForce,

@@ -27,7 +27,7 @@ impl Signals {
     /// Take them over.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub fn new() -> Result<Self, CoreError> {
         let take = |kind| signal(kind).map_err(CoreError::os("signal handler"));
         Ok(Signals {

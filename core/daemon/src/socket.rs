@@ -152,7 +152,7 @@ impl Claim {
     /// Listen, with these permissions from the first moment on.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub fn listen(&self, mode: u32) -> Result<UnixListener, CoreError> {
         let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
         let bound = UnixListener::bind(&self.path);

@@ -58,7 +58,7 @@ pub fn policy_report(
         log_dropped: figures.map_or(0, |f| f.log_dropped),
         load_failures,
         last_load_error,
-        strikes: figures.map_or(0, |f| f.recent_faults),
+        recent_faults: figures.map_or(0, |f| f.recent_faults),
         last_disabled,
         swap_pause_us: s.swap_pause,
         fault_cost_us: FaultCostUs {

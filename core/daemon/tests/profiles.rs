@@ -229,7 +229,7 @@ fn a_core_killed_later_leaves_what_it_had_written() {
 }
 
 #[test]
-fn switched_off_nothing_is_written() {
+fn nothing_is_written_where_profiles_are_disabled() {
     let core = start(tempfile::tempdir().unwrap(), "[profiles]\nenabled = false\n");
     launch(&core, &mut client(&core, 5), Duration::from_millis(2));
     let problem = core.status()["profiles"]["problem"].clone();

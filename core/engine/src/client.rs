@@ -118,8 +118,8 @@ impl Stream {
     /// Predicted time by which a stream may be ahead of the clock, or behind what it could have done.
     const CREDIT_NS_MAX: u64 = 1_000_000_000;
 
-    /// Of a launch that was predicted to take so long, the time to be counted as done. A stream's launches run one after
-    /// another, so whatever their program says of their times, no more than the time that passes.
+    /// Of a launch that was predicted to take so long, the time to be counted as done. A stream's launches run one
+    /// after another, so whatever their program says of their times, no more than the time that passes.
     pub fn done_ns(&mut self, now_ns: u64, ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.credited_until_ns);
         self.credited_until_ns = self.credited_until_ns.max(now_ns);

@@ -138,7 +138,7 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     policy: P,
     context: Context,
     clients: Clients,
-    /// The policy is switched off; what it had set up is undone.
+    /// The policy is disabled; what it had set up is undone.
     disabled: bool,
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
@@ -345,7 +345,8 @@ impl<P: Policy> Engine<P> {
         self.settle(now_ns, out);
     }
 
-    /// A launch arrived. Unknown clients are ignored. True if it was granted before, or started: then no action answers it.
+    /// A launch arrived. Unknown clients are ignored. True if it was granted before, or started: then no action answers
+    /// it.
     pub fn submitted(
         &mut self,
         now_ns: u64,

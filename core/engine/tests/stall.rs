@@ -187,7 +187,7 @@ fn another_policy_starts_with_a_clean_slate() {
 }
 
 #[test]
-fn where_it_is_switched_off_a_policy_may_hold_for_ever() {
+fn where_that_is_disabled_a_policy_may_hold_for_ever() {
     let mut s = Harness::new(u64::MAX, u64::MAX);
     s.submit(0, 0);
     s.pass(3_600_000 * MS);

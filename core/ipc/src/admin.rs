@@ -19,7 +19,6 @@ use tally_contract::limits::REQUEST_BYTES_MAX;
 /// A descriptor and what it is.
 #[derive(Debug)]
 pub struct File {
-    /// See the module's documentation.
     pub role: String,
     pub fd: OwnedFd,
 }
@@ -73,7 +72,7 @@ pub fn policy(prefix: &str, component: &Path, config: Option<&Path>) -> Result<V
 /// why.
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn send(socket: &UnixStream, line: &[u8], files: &[File]) -> Result<()> {
     if files.len() > DESCRIPTORS_MAX {
         return Err(Error::other(format!("a request has at most {DESCRIPTORS_MAX} files")));
@@ -131,7 +130,7 @@ impl<F> Requests<F> {
     /// What is to be received next: nothing of the request that follows, whose descriptors would count as this one's.
     ///
     /// # Errors
-    /// The system call's; [`ErrorKind::WouldBlock`] if nothing has come.
+    /// The error of the system call that failed; [`ErrorKind::WouldBlock`] if nothing has come.
     pub fn peek(&self, socket: BorrowedFd<'_>) -> Result<Peeked> {
         let mut piece = [0; PIECE];
         let peeked = peek(socket, &mut piece)?;
@@ -142,7 +141,7 @@ impl<F> Requests<F> {
     /// Take what was looked at, without waiting. False at the end.
     ///
     /// # Errors
-    /// The system call's; [`ErrorKind::WouldBlock`] if nothing has come.
+    /// The error of the system call that failed; [`ErrorKind::WouldBlock`] if nothing has come.
     pub fn receive(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -38,8 +38,9 @@ pub fn frame(payload: &[u8]) -> Vec<u8> {
 /// it takes descriptors, nothing is sent: what it says is there to be received.
 ///
 /// # Errors
-/// The system call's; [`rustix::io::Errno::TIMEDOUT`] if no descriptor was taken for [`ALLOWED_MAX`]. A frame
-/// is far below a socket buffer, so a short write means a broken peer and is reported as [`WireError::Closed`].
+/// The error of the system call that failed; [`rustix::io::Errno::TIMEDOUT`] if no descriptor was taken for
+/// [`ALLOWED_MAX`]. A frame is far below a socket buffer, so a short write means a broken peer and is reported as
+/// [`WireError::Closed`].
 pub fn send(
     socket: BorrowedFd<'_>,
     payload: &[u8],
@@ -57,7 +58,7 @@ pub fn send(
 /// The core's side: as [`send`], without waiting for a peer that takes no descriptors.
 ///
 /// # Errors
-/// The system call's; [`WireError::Closed`] if not all was taken.
+/// The error of the system call that failed; [`WireError::Closed`] if not all was taken.
 pub fn answer(
     socket: BorrowedFd<'_>,
     payload: &[u8],
@@ -125,7 +126,7 @@ pub struct Peeked {
 /// The socket needs `SO_OOBINLINE`: urgent bytes, which may carry descriptors, are not seen otherwise.
 ///
 /// # Errors
-/// The system call's; [`rustix::io::Errno::AGAIN`] if nothing has come.
+/// The error of the system call that failed; [`rustix::io::Errno::AGAIN`] if nothing has come.
 pub fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> rustix::io::Result<Peeked> {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = rustix::io::retry_on_intr(|| {

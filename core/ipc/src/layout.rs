@@ -1,5 +1,6 @@
 //! What lies where in the two shared regions. All plain old data and atomics,
-//! valid when zero-filled, the same for every process of one machine.
+//! valid when zero-filled, the same for every process of one machine. Flags are plain constants, not `bitflags`: the
+//! other side may write any bits, and they are stored in atomics.
 
 use crate::marks::Marks;
 use crate::text::printable;
@@ -88,7 +89,8 @@ pub struct Submission {
     pub stream: AtomicU32,
     /// What its slot's [`Completion::done`] reaches (wrapping compare) when it is done.
     pub completion: AtomicU32,
-    /// [`Demand`](tally_contract::kernel::Demand) of the kernel: blocks an SM in the low half, registers in the high one.
+    /// [`Demand`](tally_contract::kernel::Demand) of the kernel: blocks an SM in the low half, registers in the high
+    /// one.
     pub demand: AtomicU32,
     /// Of a leased launch: on at most so many SMs; 0: on all.
     pub limited_sms: AtomicU32,
@@ -367,8 +369,8 @@ pub mod whole_because {
     pub const NOTHING: u32 = 0;
     /// The environment sets `CUDA_LAUNCH_BLOCKING`.
     pub const LAUNCH_BLOCKING: u32 = 1;
-    /// A tool is injected into the driver or the program: `CUDA_INJECTION64_PATH` or `CUDA_INJECTION32_PATH` is set, or a
-    /// library of compute-sanitizer's or Nsight's is loaded.
+    /// A tool is injected into the driver or the program: `CUDA_INJECTION64_PATH` or `CUDA_INJECTION32_PATH` is set, or
+    /// a library of compute-sanitizer's or Nsight's is loaded.
     pub const INJECTION: u32 = 2;
     /// A debugger is attached to the process or to the driver.
     pub const DEBUGGER: u32 = 3;

@@ -4,9 +4,9 @@
 //! A marked unit that begins takes a place in [`Marks::open`]; one of a stream has the stream's word in
 //! [`Marks::streams`]. When a unit ends, the thread takes the next slot of the ring, publishes the unit by storing
 //! `ticket + 1` in the slot's sequence word, and then frees the place. So the core, which looks at open units first and
-//! then reads the ring, misses no end of a unit that it sees gone. Nobody waits: a unit that finds no place or no slot is
-//! dropped and counted. The core reads slots in order and says in [`CoreRegion::marks_read`](crate::CoreRegion) how far
-//! it is.
+//! then reads the ring, misses no end of a unit that it sees gone. Nobody waits: a unit that finds no place or no slot
+//! is dropped and counted. The core reads slots in order and says in [`CoreRegion::marks_read`](crate::CoreRegion) how
+//! far it is.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -162,7 +162,7 @@ impl ProfileWords {
     }
 }
 
-/// See the module's documentation. Written by the client.
+/// Written by the client.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Marks {

@@ -41,7 +41,7 @@ pub fn user_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 /// The user who made a user namespace, as the caller's user namespace numbers it.
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn owner(user_namespace: BorrowedFd<'_>) -> Result<u32, Errno> {
     let mut uid: libc::uid_t = 0;
     // SAFETY: the request writes one number, for which there is room.

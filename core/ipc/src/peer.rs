@@ -59,7 +59,7 @@ fn is_named(uid: u32, further: &str) -> bool {
 /// rustix's `socket_peercred` has no valid value for that.
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn credentials(socket: BorrowedFd<'_>) -> rustix::io::Result<(i32, u32)> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

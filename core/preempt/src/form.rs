@@ -18,13 +18,12 @@ use tally_ipc::ring::Answer;
 use tally_ipc::wait::now_ns;
 use tally_rewriter::ControlBlock;
 
-/// A preemptible launch gets one more part for so much expected time, us: it can give
-/// way once for each but the last.
+/// A preemptible launch gets one more part for so much expected time, us: it can yield once for each but the last.
 const US_PER_PART: u32 = 800;
 /// What a block takes that finds it must not run, ns: a part that yields issues every block that is left.
 const EXIT_NS: u64 = 2;
-/// A kernel whose slices no policy chose gets one for so much expected time, us: about the bound that
-/// policies keep to by default.
+/// A kernel that is sliced without a policy's number of blocks gets one slice for so much expected time, us: a fixed
+/// length, whichever policy is active, as the contract says of `preemptible`.
 const US_PER_SLICE: u32 = 32;
 /// Parts of a preemptible launch, at least: one that yields, one that does not.
 const PARTS_MIN: u32 = 2;
@@ -109,7 +108,8 @@ fn short_slices(planned: &PlannedLaunch<'_>, arguments: &KernelArguments, us: u3
 }
 
 /// Whether the blocks of a launch that yields take longer to exit than half of the launch does to run: it would
-/// yield sooner by running on. Of blocks that take longer each, a slice would leave SMs without one for most of its time.
+/// yield sooner by running on. Of blocks that take longer each, a slice would leave SMs without one for most of its
+/// time.
 fn is_mostly_exits(blocks: u32, us: u32) -> bool {
     blocks > WHOLE_GRID_MAX && us > 0 && u64::from(blocks) * EXIT_NS > u64::from(us) * 1_000 / 2
 }

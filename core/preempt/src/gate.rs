@@ -25,8 +25,8 @@ const EPOCHS_MAX: u32 = 1 << 30;
 /// Streams with a notice word.
 pub const NOTICES: usize = STREAM_SLOTS - 2;
 pub(crate) const FLAG_LINES: usize = FLAG_MASK as usize + 1;
-/// The driver puts small allocations side by side. A program that writes somewhat behind its own is not to hit the flag,
-/// nor a checker to take that for right: the flag is in the middle of as much as the driver gives out by itself.
+/// The driver puts small allocations side by side. A program that writes somewhat behind its own is not to hit the
+/// flag, nor a checker to take that for right: the flag is in the middle of as much as the driver gives out by itself.
 const FLAG_ROOM_BYTES: usize = 2 << 20;
 /// The context that transformed forms live in; 0: none yet.
 pub(crate) static CONTEXT: AtomicUsize = AtomicUsize::new(0);

@@ -10,8 +10,8 @@
 //!
 //! When a graph is instantiated a copy of it is kept, because programs destroy theirs. The first
 //! [`chain`] of an exec makes sub-graphs from it, each its own exec, and takes out kernels that can be divided;
-//! launching them one after the other on one stream does what launching the whole does. What cannot be shown to be so is
-//! launched whole, for a [`Reason`].
+//! launching them one after the other on one stream does what launching the whole does. What cannot be shown to be so
+//! is launched whole, for a [`Reason`].
 //!
 //! Must never report an error to the program, touch its graph or exec, or hold the table's lock
 //! during a driver call. High-priority clients and programs without the shim's environment never
@@ -262,8 +262,8 @@ pub fn is_at_home(exec: Ptr, context: usize) -> bool {
 }
 
 /// The steps of an exec: sub-graphs of at most about `kernels_per_part` kernels each (see
-/// [`partition`]), and kernels by themselves ([`solo`]). Made once nothing runs, and kept until another size is asked for
-/// or other kernels can be divided; until that is made, the last chain serves. A chain in use stays valid.
+/// [`partition`]), and kernels by themselves ([`solo`]). Made once nothing runs, and kept until another size is asked
+/// for or other kernels can be divided; until that is made, the last chain serves. A chain in use stays valid.
 ///
 /// # Errors
 /// Why it is to be launched whole, this time at least.

@@ -12,11 +12,12 @@ use crate::lock::Locked;
 use std::fmt::Arguments;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tally_contract::limits::LOAD_WAIT_MS_MAX;
 use tally_ipc::{ClientRegion, CoreRegion};
 use tally_rewriter::TransformRefusal;
 
-/// How long the program's launches stand aside at most for [`load`] while the context becomes idle.
-pub const LOAD_PATIENCE: Duration = Duration::from_millis(20);
+/// How long the program's launches wait at most for [`load`] while the context becomes idle.
+pub const LOAD_PATIENCE: Duration = Duration::from_millis(LOAD_WAIT_MS_MAX);
 
 /// The core that the program is attached to.
 #[derive(Clone, Copy)]

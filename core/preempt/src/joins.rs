@@ -1,9 +1,10 @@
 //! When a stream waits for its launches on some of the SMs ([`sm_limit`](crate::sm_limit)).
 //!
-//! Such a launch runs in a stream of the shim's, which waits for the program's stream before it; behind it the program's
-//! stream waits for that one: it *joins*. Both cost the GPU some microseconds. The join can be put off: further launches
-//! of the same stream on the same SMs follow one another in the shim's stream. Whatever else puts work into a stream,
-//! or asks or waits for one, joins first ([`all`]). To the program that is as if each launch had joined at once.
+//! Such a launch runs in a stream of the shim's, which waits for the program's stream before it; behind it the
+//! program's stream waits for that one: it *joins*. Both cost the GPU some microseconds. The join can be put off:
+//! further launches of the same stream on the same SMs follow one another in the shim's stream. Whatever else puts work
+//! into a stream, or asks or waits for one, joins first ([`all`]). To the program that is as if each launch had joined
+//! at once.
 //!
 //! Must be called where no launch on some of the SMs is being made ([`Host::alone`](crate::host::Host::alone) sees to
 //! that): one that came between a join's two calls would be lost to it.

@@ -102,8 +102,8 @@ pub fn initialised() {
 
 /// What can be done to a launch: bits of `submission_flags`.
 pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
-    // The program's own green contexts: what the shim adds would leave their SMs. And what it makes for a launch it makes
-    // in the current context, which the driver does not ask for.
+    // The program's own green contexts: what the shim adds would leave their SMs. And what it makes for a launch it
+    // makes in the current context, which the driver does not ask for.
     if contexts::is_closing(stream.context)
         || stream.is_in_green
         || driver().current_context() != stream.context
@@ -161,8 +161,9 @@ pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
     }
 }
 
-/// A slot's launches up to `number` have not ended for [`sm_limit::STUCK_NS`]: those that were SM-limited are launched
-/// whole from now on.
+/// A slot's launches up to `number` have not ended for
+/// [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): those that were SM-limited are launched whole
+/// from now on.
 pub fn stuck(slot: usize, number: u32) {
     sm_limit::stuck(slot, number).into_iter().for_each(graphs::limit::refuse);
 }

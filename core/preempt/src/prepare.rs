@@ -17,13 +17,10 @@ use crate::transformed::{Transformed, blocks, cluster, plain_function};
 use crate::{gate, kernels, making, transformed, vendor, watch, worker};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use tally_contract::limits::BACKLOG_MAX;
 use tally_ipc::layout::submission_flags::{CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
 use tally_ipc::layout::{KERNEL_SLOTS, transform_state};
 use tally_rewriter::{TransformRefusal, names as kernel_names};
-
-/// Launches of a stream that may be unfinished, up to which it is transformed: a hardware queue takes 1 020
-/// entries, a part takes two, and what is behind them in the stream is to have room as without us.
-pub const BACKLOG_MAX: u32 = 64;
 
 /// What can be done to a launch of a kernel.
 pub fn offers(shape: &Shape, arguments: &KernelArguments, stream: &StreamState) -> u32 {
@@ -87,9 +84,9 @@ pub(crate) fn look_at_new(index: usize, function: Ptr) {
     }
 }
 
-/// Which launches of a kernel may be limited, without asking the driver. Closed libraries, by the library that holds the
-/// image, need not have been read: by default they are not, and where they are, loops that may wait do not count, which
-/// most matrix products have.
+/// Which launches of a kernel may be limited, without asking the driver. Closed libraries, by the library that holds
+/// the image, need not have been read: by default they are not, and where they are, loops that may wait do not count,
+/// which most matrix products have.
 pub(crate) fn limitable_as_known(index: usize) -> Limitable {
     let Some(kernel) = KERNELS.get(index) else { return Limitable::Never };
     let (state, detail) = transform_state::unpack(kernel.state.load(Acquire));

@@ -4,10 +4,9 @@
 //! with known results ([`tally_rewriter::proof`]) is transformed in the same way, there: whole, in
 //! slices, stopped before it starts and stopped while it runs. Sums and the number of
 //! times that each block ran must be right each time: the host's for a short run, and for one that is
-//! long enough to be stopped those of the kernel before it is transformed, some of them computed here, too. For machine code the driver
-//! compiles the kernel first, so that what is patched is this driver's code for this
-//! architecture, whether anybody ever tried it there or not. If it fails, nothing of
-//! that kind is transformed on this device.
+//! long enough to be stopped those of the kernel before it is transformed, some of them computed here, too. For machine
+//! code the driver compiles the kernel first, so that what is patched is this driver's code for this architecture,
+//! whether anybody ever tried it there or not. If it fails, nothing of that kind is transformed on this device.
 //!
 //! On the worker's thread only, in a stream and with words of its own. The memory
 //! (three words a block) is kept: to free some would wait for the program's kernels.

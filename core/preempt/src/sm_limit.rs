@@ -13,7 +13,8 @@
 //! that does not end is noted, and its kernel is never SM-limited again, neither in this run nor, through the profiles,
 //! in later ones.
 //!
-//! Graphs need no stream of the shim's: [`graphs::limit`] has copies of them whose kernels are bound to a green context.
+//! Graphs need no stream of the shim's: [`graphs::limit`] has copies of them whose kernels are bound to a green
+//! context.
 
 use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing, is_primary};
 use crate::cuda::{
@@ -23,12 +24,13 @@ use crate::cuda::{
 use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
-use crate::prepare::{self, BACKLOG_MAX, Limitable};
+use crate::prepare::{self, Limitable};
 use crate::{joins, kernels, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
+use tally_contract::limits::BACKLOG_MAX;
 use tally_contract::widths;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::layout::{KERNEL_SLOTS, STREAM_SLOTS};
@@ -58,8 +60,6 @@ enum What {
 type SmLimited = (usize, u32, What);
 /// SM-limited launches that are remembered.
 const SM_LIMITED_MAX: usize = 256;
-/// An SM-limited launch that has not ended after so long, ns, waits for blocks that do not fit.
-pub const STUCK_NS: u64 = 10_000_000_000;
 /// Pause between two attempts to find the context idle: the first one, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
@@ -198,8 +198,9 @@ pub fn was_decided(kernel: u32) -> bool {
     word.is_some_and(|word| word.load(Relaxed) & 1 << (kernel % 64) != 0)
 }
 
-/// A slot's launches up to `number` have not ended for [`STUCK_NS`]: the kernels of those that were SM-limited never are
-/// again. Returns the graphs among them, by their execs.
+/// A slot's launches up to `number` have not ended for
+/// [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): the kernels of those that were SM-limited
+/// never are again. Returns the graphs among them, by their execs.
 pub(crate) fn stuck(slot: usize, number: u32) -> Vec<usize> {
     let mut found = Vec::new();
     SM_LIMITED.with(|all| {

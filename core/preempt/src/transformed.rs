@@ -38,8 +38,8 @@ pub struct Transformed {
     pub(crate) required_cluster: [AtomicI32; 3],
     /// The function or kernel that it was made from, and its function; 0 once unloaded.
     pub(crate) originals: [AtomicUsize; 2],
-    /// Dynamic shared memory that the original may have now. Its own functions keep the most that the original ever might
-    /// have: a launch that began with that may still need parts.
+    /// Dynamic shared memory that the original may have now. Its own functions keep the most that the original ever
+    /// might have: a launch that began with that may still need parts.
     pub(crate) shared_max: AtomicI32,
     /// [`attributes_set`] before its functions got the original's attributes.
     pub(crate) attributes_at: u32,
@@ -162,8 +162,8 @@ pub fn resident_on_all(launch: &KernelArguments) -> Option<u64> {
     Some(resident(launch.function as usize, launch.block, launch.shared_bytes)? * u64::from(sms))
 }
 
-/// SMs of the GPU whose context is current. `None`: unknown, or it has not as many as the one that the core was told of,
-/// which is the program's first.
+/// SMs of the GPU whose context is current. `None`: unknown, or it has not as many as the one that the core was told
+/// of, which is the program's first.
 fn sm_count() -> Option<u32> {
     let d = driver();
     let (mut device, mut count) = (0, 0);

@@ -3,8 +3,8 @@
 //! Two questions, which err on opposite sides:
 //! - Is a kernel left as it is ([`is_vendor`])? The libraries' licences forbid modifying their code. A kernel is
 //!   recognised by the library that holds its image, by the library whose code loaded an image from memory, or, linked
-//!   into a program, by a name that only they use. Where no library is known, names that others use as well count, too. A
-//!   kernel taken for theirs by mistake runs whole.
+//!   into a program, by a name that only they use. Where no library is known, names that others use as well count, too.
+//!   A kernel taken for theirs by mistake runs whole.
 //! - May a kernel be SM-limited although nobody has read its code ([`may_be_limited_unread`])? Here only the library
 //!   counts, and only one that is known by its whole name: a program gives its own kernels any name.
 

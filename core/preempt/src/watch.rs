@@ -77,8 +77,8 @@ pub fn is_open() -> bool {
     COUNT.load(Acquire) != 0
 }
 
-/// Whether a launch under way may be stuck and is not helped yet: a call that keeps launches waiting until all has ended
-/// must not begin.
+/// Whether a launch under way may be stuck and is not helped yet: a call that keeps launches waiting until all has
+/// ended must not begin.
 pub fn may_need_help() -> bool {
     is_open()
         && TABLE.with(|t| {

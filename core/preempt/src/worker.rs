@@ -67,7 +67,7 @@ fn work() {
             continue;
         }
         jobs::put_back(job);
-        // Launches stood aside for a moment: not too often.
+        // Launches waited for a moment: not too often.
         let nap = Duration::from_millis(retry_ms).saturating_sub(start.elapsed());
         jobs::sleep(jobs::word(), Some(nap));
         retry_ms = (2 * retry_ms).min(RETRY_MS[1]);

@@ -5,7 +5,7 @@
 //! of themselves: what is cut short, changed or of another key is not read. Little endian:
 //!
 //! ```text
-//! "TALLYCUT" | key, 32 | is PTX, 1 | kernels, 4 | each: name, parameters 4, control offset 4,
+//! "TALLY-RW" | key, 32 | is PTX, 1 | kernels, 4 | each: name, parameters 4, control offset 4,
 //! cluster (0 or 1, then 3 x 4), may wait 1, reads SM 1 | refused, 4 | each: name, code 1
 //! | image: 8 and bytes | SHA-256 of all before          (a name: its length, 4, and UTF-8)
 //! ```
@@ -13,7 +13,7 @@
 use crate::{KernelForm, Rewritten, TransformRefusal, TransformedKernel};
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8; 8] = b"TALLYCUT";
+const MAGIC: &[u8; 8] = b"TALLY-RW";
 const DIGEST_BYTES: usize = 32;
 
 /// What a rewriting depends on.

@@ -149,8 +149,8 @@ impl SlotWord {
     }
 }
 
-/// Make sure that `bit` is set; called after [`SlotWord::begin`], if the slot's flag is lowered. `to` is what the flag is
-/// to be.
+/// Make sure that `bit` is set; called after [`SlotWord::begin`], if the slot's flag is lowered. `to` is what the flag
+/// is to be.
 #[cold]
 pub fn mark(activity: &Activity, word: &SlotWord, bit: u64, to: Flag) -> Change {
     let change = set(activity, bit);

@@ -1,6 +1,7 @@
 //! Functions that nodes of graphs tell, of kernels that programs launch by another handle.
 //!
-//! cudart launches handles of libraries' kernels; a node tells the function that such a handle stands for in its context.
+//! cudart launches handles of libraries' kernels; a node tells the function that such a handle stands for in its
+//! context.
 
 use crate::names;
 use std::sync::atomic::AtomicU32;

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_preempt::cuda::{CAPTURE_STATUS_NONE, CuResult, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
 use tally_preempt::lock::Lock;
 
-/// See the module's documentation.
+/// Held while a capture begins or ends, and while the shim puts work of its own into a stream.
 pub static GUARD: Lock = Lock::new();
 /// Captures under way, and `NESTING`.
 static FAST_PATH_BLOCKERS: AtomicU32 = AtomicU32::new(0);
 /// Another interposer stands between us and the driver: launches take the slow
 /// path, which tells a launch within a launch.
 const NESTING: u32 = 1 << 31;
-/// Why launches take the slow path: the shim loads code or a thread makes a launch in parts, for which they stand aside;
-/// or streams are to wait for launches on some of the SMs.
+/// Why launches take the slow path: the shim loads code or a thread makes a launch in parts, for which they
+/// wait; or streams are to wait for launches on some of the SMs.
 const CLOSED: [u32; 3] = [1 << 30, 1 << 29, 1 << 28];
 /// Captures remembered by stream; more than these are never believed to end.
 const CAPTURES_MAX: usize = 64;

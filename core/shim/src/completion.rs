@@ -19,6 +19,7 @@ use crate::{link, poller, quiesce};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use tally_contract::limits::SM_LIMITED_STUCK_NS;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{Completion, STREAM_SLOTS};
 use tally_ipc::ring;
@@ -33,7 +34,8 @@ const DENSE: usize = 8;
 const DENSE_SHARED: usize = 4_096;
 /// The same for launches whose time is wanted.
 const DENSE_SAMPLES: usize = 128;
-/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle stream.
+/// Under a lease nobody waits for the end of each launch: one in so many gets an event, and the first of an idle
+/// stream.
 const SPARSE_EVERY: u32 = 4;
 /// Time from a launch into an idle stream until it runs, plus the time from its end until that is seen, as measured on
 /// an H200, ns. Subtracted from the measured time, of which at least a quarter is left.
@@ -179,8 +181,8 @@ pub fn track_launch(
     follow(index);
 }
 
-/// An ungated launch was made, which still counts as being issued. Streams that share a slot cannot be asked, and waiting
-/// for one of them says nothing of the others: there, an event says when it is done.
+/// An ungated launch was made, which still counts as being issued. Streams that share a slot cannot be asked, and
+/// waiting for one of them says nothing of the others: there, an event says when it is done.
 pub fn track_ungated(index: usize, stream: usize, number: u32) {
     if index == OVERFLOW {
         track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false);
@@ -319,7 +321,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
                     };
                     // What takes long is not looked at all the while.
                     let later_ns = later_ns.min(pace.most_ns.max(since_ns / 64));
-                    let stuck = (since_ns > sm_limit::STUCK_NS).then_some(oldest.number);
+                    let stuck = (since_ns > SM_LIMITED_STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)
                 }
                 _ => (Found::Later(0), None),

@@ -68,7 +68,7 @@ fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
 /// `cuCtxDestroy`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn destroy(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
@@ -91,7 +91,7 @@ pub unsafe fn destroy(
 /// `cuCtxAttach`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn attach(
     real: unsafe extern "C" fn(*mut Ptr, c_uint) -> CuResult,
     _per_thread: bool,
@@ -111,7 +111,7 @@ pub unsafe fn attach(
 /// `cuCtxDetach`: the last one destroys the context.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn detach(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
@@ -162,7 +162,7 @@ fn is_active(device: c_int) -> bool {
 /// `cuDevicePrimaryCtxRetain`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn primary_retain(
     real: unsafe extern "C" fn(*mut Ptr, c_int) -> CuResult,
     _per_thread: bool,
@@ -197,7 +197,8 @@ fn ending_primary(device: c_int) -> usize {
     if left <= 1 && state::client().is_some() { primary_context(device) } else { 0 }
 }
 
-/// Destroy the shim's green contexts. No launch goes into one meanwhile, and no thread of the shim's asks for its streams.
+/// Destroy the shim's green contexts. No launch goes into one meanwhile, and no thread of the shim's asks for its
+/// streams.
 fn give_up_green(context: usize) {
     // Graphs of the shim's go with them, which may wait for what runs.
     quiesce::waiting(|| {
@@ -229,7 +230,7 @@ fn releasing(device: c_int, context: usize, release: impl FnOnce() -> bool) {
 /// `cuDevicePrimaryCtxReset`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn primary_reset(
     real: unsafe extern "C" fn(c_int) -> CuResult,
     _per_thread: bool,
@@ -269,7 +270,7 @@ fn destroying_all(contexts: &[usize], destroy: &mut dyn FnMut() -> bool) -> bool
 /// `cuDevicePrimaryCtxRelease`: the last one destroys it.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn primary_release(
     real: unsafe extern "C" fn(c_int) -> CuResult,
     _per_thread: bool,
@@ -287,7 +288,7 @@ pub unsafe fn primary_release(
 /// `cuGreenCtxCreate`: it holds a reference to the primary context.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn green_create(
     real: unsafe extern "C" fn(*mut Ptr, Ptr, c_int, c_uint) -> CuResult,
     _per_thread: bool,
@@ -310,7 +311,7 @@ pub unsafe fn green_create(
 /// `cuCtxFromGreenCtx`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn from_green(
     real: unsafe extern "C" fn(*mut Ptr, Ptr) -> CuResult,
     _per_thread: bool,
@@ -335,7 +336,7 @@ pub unsafe fn from_green(
 /// put into them, nor may they be asked for.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn green_destroy(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,

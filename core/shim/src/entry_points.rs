@@ -27,7 +27,7 @@ macro_rules! entry_points {
             /// The driver function of this name.
             ///
             /// # Safety
-            /// As the driver's.
+            /// The caller keeps to the contract of the CUDA driver's function.
             pub unsafe extern "C" fn $name($($arg: $ty),*) -> CuResult {
                 let mut real = wrapped::$name::LINKED.load(Acquire);
                 if real == 0 {

@@ -1,17 +1,15 @@
 //! How many kernels instantiated graphs have.
 
 use crate::handles::Handles;
+use tally_contract::limits::GRAPHS_KEPT_MAX;
 use tally_preempt::cuda::{NODE_GRAPH, NODE_KERNEL, Ptr, SUCCESS, driver};
 use tally_preempt::lock::Lock;
-
-/// Graphs whose kernels are remembered.
-const GRAPHS_MAX: usize = 4096;
 
 /// Child graphs within child graphs followed this deep.
 const DEPTH_MAX: usize = 16;
 
 /// Instantiated graph to its kernel nodes + 1.
-static GRAPHS: Handles<GRAPHS_MAX> = Handles::new();
+static GRAPHS: Handles<GRAPHS_KEPT_MAX> = Handles::new();
 
 static GRAPHS_LOCK: Lock = Lock::new();
 

@@ -98,8 +98,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     let _held = (index != OVERFLOW).then_some(held);
     // A launch in another form is always measured: it is long, and few are. But for leased ones, which may be many.
     let sample = (answer.is_some() && !is_leased) || shape.is_some_and(|(_, sample)| sample);
-    // While the shim loads code nothing may be launched that this could wait for, and nothing may come between the parts
-    // of another thread's launch.
+    // While the shim loads code nothing may be launched that this could wait for, and nothing may come between the
+    // parts of another thread's launch.
     let is_limited = matches!(answer, Some((Answer::SmLimited(_), _)));
     // A graph runs in the program's own stream.
     let is_unjoined = is_limited && !call.is_graph;

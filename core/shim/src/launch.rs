@@ -131,8 +131,8 @@ fn issue(
     result
 }
 
-/// The launch may be the first of a unit of work, or make the stream busy. Whether it is measured; without a `stream` it
-/// cannot be.
+/// The launch may be the first of a unit of work, or make the stream busy. Whether it is measured; without a `stream`
+/// it cannot be.
 fn note(
     client: &ClientRegion,
     slot: usize,
@@ -390,7 +390,7 @@ type Kernel = unsafe extern "C" fn(
 /// `cuLaunchKernel`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub unsafe fn kernel(
@@ -416,7 +416,7 @@ pub unsafe fn kernel(
 /// `cuLaunchKernelEx`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[inline(always)]
 pub unsafe fn kernel_ex(
     real: unsafe extern "C" fn(*const LaunchConfig, Ptr, *mut Ptr, *mut Ptr) -> CuResult,
@@ -437,7 +437,7 @@ pub unsafe fn kernel_ex(
 /// `cuLaunchCooperativeKernel`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub unsafe fn cooperative(
@@ -474,7 +474,7 @@ pub unsafe fn cooperative(
 /// CUDA 13. Counted, passed through, not governed.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn cooperative_multi(
     real: unsafe extern "C" fn(Ptr, c_uint, c_uint) -> CuResult,
     _per_thread: bool,
@@ -501,7 +501,7 @@ fn legacy_shape(f: Ptr, width: c_int, height: c_int) -> Shape {
 /// `cuLaunch`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn legacy(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
@@ -513,7 +513,7 @@ pub unsafe fn legacy(
 /// `cuLaunchGrid`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn legacy_grid(
     real: unsafe extern "C" fn(Ptr, c_int, c_int) -> CuResult,
     per_thread: bool,
@@ -527,7 +527,7 @@ pub unsafe fn legacy_grid(
 /// `cuLaunchGridAsync`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn legacy_grid_async(
     real: unsafe extern "C" fn(Ptr, c_int, c_int, Ptr) -> CuResult,
     per_thread: bool,
@@ -542,7 +542,7 @@ pub unsafe fn legacy_grid_async(
 /// `cuGraphLaunch`: one launch, whatever is inside.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[inline(always)]
 pub unsafe fn graph(
     real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,

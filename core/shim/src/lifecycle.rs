@@ -16,7 +16,7 @@ use tally_preempt::graphs::{self, order};
 /// `cuInit`: meet the core first, because MPS reads its environment there.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn init(
     real: unsafe extern "C" fn(c_uint) -> CuResult,
     _per_thread: bool,
@@ -36,7 +36,7 @@ pub unsafe fn init(
 /// `cuGetProcAddress`, before CUDA 12.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn get_proc_address(
     real: unsafe extern "C" fn(*const c_char, *mut Ptr, c_int, u64) -> CuResult,
     _per_thread: bool,
@@ -57,7 +57,7 @@ pub unsafe fn get_proc_address(
 /// `cuGetProcAddress_v2`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn get_proc_address_v2(
     real: unsafe extern "C" fn(*const c_char, *mut Ptr, c_int, u64, *mut c_int) -> CuResult,
     _per_thread: bool,
@@ -79,7 +79,7 @@ pub unsafe fn get_proc_address_v2(
 /// `cuStreamDestroy`: returns at once; the stream's work goes on.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn stream_destroy(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
@@ -129,7 +129,7 @@ pub unsafe fn stream_destroy(
 /// `cuStreamBeginCapture` and `_v2`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn begin_capture(
     real: unsafe extern "C" fn(Ptr, c_int) -> CuResult,
     per_thread: bool,
@@ -143,7 +143,7 @@ pub unsafe fn begin_capture(
 /// `cuStreamBeginCaptureToGraph`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn begin_capture_to_graph(
     real: unsafe extern "C" fn(Ptr, Ptr, Ptr, Ptr, usize, c_int) -> CuResult,
@@ -164,7 +164,7 @@ pub unsafe fn begin_capture_to_graph(
 /// Other calls that begin a capture: all take the stream first.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn begin_capture_otherwise(
     real: unsafe extern "C" fn(Ptr, usize, usize, usize, usize) -> CuResult,
     per_thread: bool,
@@ -188,7 +188,7 @@ fn capture_begins(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult
 /// `cuStreamEndCapture`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn end_capture(
     real: unsafe extern "C" fn(Ptr, *mut Ptr) -> CuResult,
     per_thread: bool,
@@ -202,7 +202,7 @@ pub unsafe fn end_capture(
 /// `cuStreamEndCaptureToCig`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn end_capture_otherwise(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
@@ -222,7 +222,7 @@ fn capture_ends(stream: Ptr, per_thread: bool, real: impl FnOnce() -> CuResult) 
 /// `cuGraphInstantiate` and its kin: all take the graph second.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn graph_instantiate(
     real: unsafe extern "C" fn(*mut Ptr, Ptr, usize, usize, usize) -> CuResult,
     _per_thread: bool,
@@ -250,7 +250,7 @@ pub unsafe fn graph_instantiate(
 /// `cuGraphRetainUserObject`: the object lives as long as any copy of the graph, and the program may wait for its end.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn graph_retains(
     real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
     _per_thread: bool,
@@ -267,7 +267,7 @@ pub unsafe fn graph_retains(
 /// `cuGraphExecDestroy`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn graph_exec_destroy(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
@@ -284,7 +284,7 @@ pub unsafe fn graph_exec_destroy(
 /// than three arguments after it, which are passed on unread.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn exec_changes(
     real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
     _per_thread: bool,

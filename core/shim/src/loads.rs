@@ -95,7 +95,7 @@ impl Values {
 /// `cuModuleLoad`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn module_load(
     real: unsafe extern "C" fn(*mut Ptr, *const c_char) -> CuResult,
     _per_thread: bool,
@@ -120,7 +120,7 @@ pub unsafe fn module_load(
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn module_load_data(
     real: unsafe extern "C" fn(*mut Ptr, *const u8) -> CuResult,
     _per_thread: bool,
@@ -134,7 +134,7 @@ pub unsafe fn module_load_data(
 /// `cuModuleLoadDataEx`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn module_load_data_ex(
     real: unsafe extern "C" fn(*mut Ptr, *const u8, c_uint, *mut c_int, *mut Ptr) -> CuResult,
     _per_thread: bool,
@@ -156,7 +156,7 @@ pub unsafe fn module_load_data_ex(
 /// `cuLibraryLoadData`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn library_load_data(
     real: unsafe extern "C" fn(
@@ -213,7 +213,7 @@ unsafe fn only_preserves(options: Ptr, count: c_uint) -> bool {
 /// `cuLibraryLoadFromFile`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn library_load_file(
     real: unsafe extern "C" fn(

@@ -177,7 +177,7 @@ pub(crate) fn loaded(handle: *mut Ptr, is_library: bool, digest: u128) {
 /// `cuModuleUnload`, `cuLibraryUnload`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn unload(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
@@ -267,7 +267,7 @@ pub fn forget_context(Taken(modules): Taken) {
 /// `cuModuleGetFunction`, `cuLibraryGetKernel`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn get_function(
     real: unsafe extern "C" fn(*mut Ptr, Ptr, *const c_char) -> CuResult,
     _per_thread: bool,
@@ -299,7 +299,7 @@ fn note_of(client: &ClientRegion, function: Ptr, module: Ptr, name: &[u8]) -> u3
 /// `cuModuleGetGlobal`, which waits for nothing and keeps no launch waiting (measured: `bench/gpu`, `waits`).
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn get_global(
     real: unsafe extern "C" fn(*mut u64, *mut usize, Ptr, *const c_char) -> CuResult,
     _per_thread: bool,
@@ -317,7 +317,7 @@ pub unsafe fn get_global(
 /// `cuLibraryGetGlobal`, `cuLibraryGetManaged`: the first in a context may load the library there.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn library_get_global(
     real: unsafe extern "C" fn(*mut u64, *mut usize, Ptr, *const c_char) -> CuResult,
     _per_thread: bool,
@@ -368,7 +368,7 @@ fn note_global(result: CuResult, module: Ptr, name: *const c_char) {
 /// `cuFuncLoad`: of one that is loaded it does nothing.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn func_load(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
@@ -402,7 +402,7 @@ fn constants_found(module: usize) {
 /// `cuModuleEnumerateFunctions`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn enumerate_functions(
     real: Enumerate,
     _per_thread: bool,
@@ -417,7 +417,7 @@ pub unsafe fn enumerate_functions(
 /// `cuLibraryEnumerateKernels`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn enumerate_kernels(
     real: Enumerate,
     _per_thread: bool,
@@ -435,7 +435,7 @@ type Enumerate = unsafe extern "C" fn(*mut Ptr, c_uint, Ptr) -> CuResult;
 /// the program left there.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 unsafe fn enumerate(
     real: Enumerate,
     count: Option<unsafe extern "C" fn(*mut c_uint, Ptr) -> CuResult>,
@@ -480,7 +480,7 @@ fn is_anothers(function: usize, module: usize) -> bool {
 /// `cuLibraryGetModule`: the module has its library's image.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn library_get_module(
     real: unsafe extern "C" fn(*mut Ptr, Ptr) -> CuResult,
     _per_thread: bool,
@@ -503,7 +503,7 @@ pub unsafe fn library_get_module(
 /// `cuKernelGetFunction`: another handle of the same kernel.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn kernel_get_function(
     real: unsafe extern "C" fn(*mut Ptr, Ptr) -> CuResult,
     _per_thread: bool,
@@ -526,7 +526,7 @@ pub unsafe fn kernel_get_function(
 /// `cuFuncSetAttribute`: the kernel's transformed forms get it, too.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn func_set_attribute(
     real: unsafe extern "C" fn(Ptr, c_int, c_int) -> CuResult,
     _per_thread: bool,
@@ -544,7 +544,7 @@ pub unsafe fn func_set_attribute(
 /// `cuKernelSetAttribute`: likewise.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn kernel_set_attribute(
     real: unsafe extern "C" fn(c_int, c_int, Ptr, c_int) -> CuResult,
     _per_thread: bool,

@@ -1,9 +1,9 @@
 //! NVTX ranges that mark units of work: `tally:request`, `tally:token`, `tally:prefill`.
 //!
-//! NVTX is a set of headers. At a program's first call they load the library that `NVTX_INJECTION64_PATH` names and call
-//! its `InitializeInjectionNvtx2`, which puts functions of its own into their tables. This is that library: it takes the
-//! functions of ranges, domains and registered strings, and leaves all others as they are. Each library of a program
-//! that was compiled with the headers has tables of its own and calls in turn.
+//! NVTX is a set of headers. At a program's first call they load the library that `NVTX_INJECTION64_PATH` names and
+//! call its `InitializeInjectionNvtx2`, which puts functions of its own into their tables. This is that library: it
+//! takes the functions of ranges, domains and registered strings, and leaves all others as they are. Each library of a
+//! program that was compiled with the headers has tables of its own and calls in turn.
 //!
 //! The preloaded library must not export that function: headers that look for it in the whole program would then pass
 //! over a profiler that the variable names.

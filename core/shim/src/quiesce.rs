@@ -6,7 +6,8 @@
 //! take. If another thread stays in such a call, the launch goes whole.
 //!
 //! **Graphs of the shim's** are instantiated while a context is idle, too: some instantiations wait for what runs, and
-//! keep launches waiting (litmus programs hung there on an H200). Only a launch does it, if nothing runs at that moment.
+//! keep launches waiting (litmus programs hung there on an H200). Only a launch does it, if nothing runs at that
+//! moment.
 //!
 //! **Loading code.**
 //! The driver loads code only once everything in the context has ended, streams that wait for a word
@@ -60,7 +61,7 @@ const BATCH: u64 = 1_024;
 /// Calls of [`ENTERED`] that wait for [`ISSUER`], and are not in the driver.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 /// Threads that wait until they may enter the driver.
-static ASIDE: AtomicU32 = AtomicU32::new(0);
+static SLEEPING: AtomicU32 = AtomicU32::new(0);
 /// Threads that are in a call in which launches wait, or about to be: no launch is made in parts.
 static WAITS: AtomicU32 = AtomicU32::new(0);
 /// Threads of [`WAITS`] that are in the driver.
@@ -73,7 +74,7 @@ const HELP_WAIT_MAX: Duration = Duration::from_secs(5);
 static LOADER: Lock = Lock::new();
 /// Held by who makes a launch in parts.
 static ISSUER: Lock = Lock::new();
-/// Calls stood aside for [`LOAD_MAX`]: a thread was lost in the driver, or that is slow. Nothing closes any more.
+/// Calls waited for [`LOAD_MAX`]: a thread was lost in the driver, or that is slow. Nothing closes any more.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 /// How long a launch in parts waits for other threads to leave the driver before it goes whole, ns. One behind another
 /// that has waited in vain waits for half as long.
@@ -82,12 +83,12 @@ static ALONE_WAIT: AtomicU64 = AtomicU64::new(ALONE_WAIT_NS[1]);
 
 /// False: nothing opened within [`LOAD_MAX`].
 #[cold]
-fn stand_aside_now() -> bool {
+fn wait_until_open_now() -> bool {
     // What the shim itself calls passes, and so does what comes out of a signal handler.
     if state::is_inside() {
         return true;
     }
-    ASIDE.fetch_add(1, SeqCst);
+    SLEEPING.fetch_add(1, SeqCst);
     let start = Instant::now();
     let is_open = loop {
         let closed = CLOSED.load(SeqCst);
@@ -97,15 +98,15 @@ fn stand_aside_now() -> bool {
         let nap = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         let _ = futex::wait(&CLOSED, futex::Flags::PRIVATE, closed, Some(&nap));
     };
-    ASIDE.fetch_sub(1, SeqCst);
+    SLEEPING.fetch_sub(1, SeqCst);
     is_open
 }
 
 /// Before a call that waits for streams: what another thread is making in parts is all in its stream then.
 #[inline]
-pub fn stand_aside() {
+pub fn wait_until_open() {
     if CLOSED.load(SeqCst) & (1 << ISSUES) != 0 {
-        stand_aside_now();
+        wait_until_open_now();
     }
 }
 
@@ -118,7 +119,7 @@ fn close(reason: usize) {
 #[cold]
 fn give_up() {
     if !IS_LOST.swap(true, SeqCst) {
-        crate::log!("calls stood aside for {LOAD_MAX:?}: launches go whole from now on");
+        crate::log!("calls waited for {LOAD_MAX:?}: launches go whole from now on");
         open(LOADS);
         open(ISSUES);
     }
@@ -127,7 +128,7 @@ fn give_up() {
 fn open(reason: usize) {
     capture::close_fast_path(reason, false);
     CLOSED.fetch_and(!(1 << reason), SeqCst);
-    if ASIDE.load(SeqCst) != 0 {
+    if SLEEPING.load(SeqCst) != 0 {
         let _ = futex::wake(&CLOSED, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 }
@@ -238,7 +239,7 @@ pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
             break;
         }
         ENTERED.fetch_sub(1, SeqCst);
-        if !stand_aside_now() {
+        if !wait_until_open_now() {
             give_up();
         }
     }
@@ -306,7 +307,7 @@ pub fn help_ends() {
 /// `patience` it did not become idle, and nothing was done.
 pub fn load<T>(context: usize, patience: Duration, load: impl FnOnce() -> T) -> Option<T> {
     let start = Instant::now();
-    // Meanwhile a look is enough: launches need not stand aside for longer than that.
+    // Meanwhile a look is enough: launches need not wait for longer than that.
     let patience = if now_ns() < PATIENT_AGAIN_NS.load(SeqCst) { Duration::ZERO } else { patience };
     // What a capture forbids to ask is not idle.
     let is_over = || start.elapsed() >= patience || capture::is_active();
@@ -404,7 +405,7 @@ pub fn is_idle(context: usize) -> bool {
 /// passed on unread.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn enqueues(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
@@ -424,7 +425,7 @@ pub unsafe fn enqueues(
 /// Calls that block launches until the GPU is idle, but for loads of code: [`waiting`].
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn blocks_launches(
     real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
@@ -443,7 +444,7 @@ pub unsafe fn blocks_launches(
 /// The same as [`enqueues`], of at most nine arguments.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn enqueues_batch(
     real: unsafe extern "C" fn(
@@ -477,7 +478,7 @@ pub unsafe fn enqueues_batch(
 /// `cuLaunchHostFunc`: the function may wait for anything.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn host_func(
     real: unsafe extern "C" fn(usize, usize, usize, usize) -> CuResult,
     per_thread: bool,
@@ -496,7 +497,7 @@ pub unsafe fn host_func(
 pub fn reset() {
     LOADER.reset();
     ISSUER.reset();
-    for word in [&CLOSED, &ENTERED, &WAITING, &ASIDE, &WAITS, &WAITS_THERE, &HELPS] {
+    for word in [&CLOSED, &ENTERED, &WAITING, &SLEEPING, &WAITS, &WAITS_THERE, &HELPS] {
         word.store(0, SeqCst);
     }
     IS_LOST.store(false, SeqCst);
@@ -511,12 +512,12 @@ mod tests {
     use tally_preempt::host::LOAD_PATIENCE as PATIENCE;
 
     #[test]
-    fn launches_stand_aside_for_a_load_until_it_is_put_off() {
+    fn launches_wait_for_a_load_until_it_is_put_off() {
         let looks = Cell::new(0_u32);
         let load = |idle_at: u32, looks_max: u32| {
             looks.set(0);
             let is_idle = || {
-                assert_eq!(CLOSED.load(SeqCst), 1 << LOADS, "they stand aside");
+                assert_eq!(CLOSED.load(SeqCst), 1 << LOADS, "they wait");
                 looks.set(looks.get() + 1);
                 looks.get() >= idle_at
             };
@@ -533,7 +534,7 @@ mod tests {
         assert_eq!(super::load(0xdead_0010, PATIENCE, || ()), None);
         let waited = start.elapsed();
         assert!(waited >= PATIENCE && CLOSED.load(SeqCst) == 0);
-        // Once they have stood aside in vain they do not again for twenty times as long, whoever asks.
+        // Once they have waited in vain they do not again for twenty times as long, whoever asks.
         let again_ns = PATIENT_AGAIN_NS.load(SeqCst);
         assert!(again_ns >= now_ns() + 20 * PATIENCE.as_nanos() as u64 - waited.as_nanos() as u64);
         PATIENT_AGAIN_NS.store(u64::MAX, SeqCst);

@@ -2,12 +2,11 @@
 
 use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
+use tally_contract::limits::{FIRST_SAMPLES, SAMPLE_EVERY};
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags};
 
-/// A kernel's first launches are measured one by one, later one in so many, of which there are [`OFTEN`], and then one in
+/// A kernel's first launches are all measured, then one in [`SAMPLE_EVERY`], and from this one on one in
 /// [`SELDOM_EVERY`]: each costs the poller some looks.
-const FIRST_SAMPLES: u16 = 8;
-const SAMPLE_EVERY: u16 = 32;
 const OFTEN: u16 = 1_024;
 const SELDOM_EVERY: u16 = 64;
 /// The golden ratio's part of 2^16: its multiples are spread evenly.

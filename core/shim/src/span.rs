@@ -58,7 +58,8 @@ fn field(header: &[u8], at: usize, bytes: usize) -> u64 {
     header[at..at + bytes].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// The end of what an ELF file's header tables and sections reach. `section` gives the header of a section at an offset.
+/// The end of what an ELF file's header tables and sections reach. `section` gives the header of a section at an
+/// offset.
 fn elf_length(
     header: &[u8],
     mut section: impl FnMut(usize) -> Option<[u8; SECTION_HEADER_BYTES]>,

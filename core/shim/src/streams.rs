@@ -254,7 +254,7 @@ pub fn put_back(Taken([mut non_blocking, mut blocking]): Taken) {
 /// `cuStreamCreate`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn create(
     real: unsafe extern "C" fn(*mut Ptr, c_uint) -> CuResult,
     _per_thread: bool,
@@ -268,7 +268,7 @@ pub unsafe fn create(
 /// `cuStreamCreateWithPriority`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn create_with_priority(
     real: unsafe extern "C" fn(*mut Ptr, c_uint, c_int) -> CuResult,
     _per_thread: bool,
@@ -283,7 +283,7 @@ pub unsafe fn create_with_priority(
 /// `cuGreenCtxStreamCreate`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn create_in_green(
     real: unsafe extern "C" fn(*mut Ptr, Ptr, c_uint, c_int) -> CuResult,
     _per_thread: bool,
@@ -299,7 +299,7 @@ pub unsafe fn create_in_green(
 /// `cuStreamSetAttribute`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn set_attribute(
     real: unsafe extern "C" fn(Ptr, usize, usize) -> CuResult,
     per_thread: bool,
@@ -315,7 +315,7 @@ pub unsafe fn set_attribute(
 /// `cuStreamCopyAttributes`: its first argument is the stream that gets them.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn copy_attributes(
     real: unsafe extern "C" fn(Ptr, usize) -> CuResult,
     per_thread: bool,
@@ -330,7 +330,7 @@ pub unsafe fn copy_attributes(
 /// `cuStreamAttachMemAsync`: memory that only this stream may use.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn attach_memory(
     real: unsafe extern "C" fn(Ptr, usize, usize, usize) -> CuResult,
     _per_thread: bool,

@@ -162,7 +162,7 @@ fn of_stream(stream: Ptr, per_thread: bool) -> Option<(&'static ClientRegion, us
 /// `cuStreamSynchronize`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn stream_wait(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
@@ -186,13 +186,13 @@ fn before_stream(stream: Ptr, per_thread: bool) {
 /// `cuStreamQuery`, and `cuStreamSynchronize` behind [`stream_wait`].
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn stream(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
     stream: Ptr,
 ) -> CuResult {
-    quiesce::stand_aside();
+    quiesce::wait_until_open();
     let awaited = Awaited::of_stream(stream, per_thread);
     // Behind the snapshot: a launch that comes between is not in it.
     quiesce::join();
@@ -207,7 +207,7 @@ pub unsafe fn stream(
 /// `cuEventSynchronize`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn event_wait(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     per_thread: bool,
@@ -227,7 +227,7 @@ pub unsafe fn event_wait(
 /// `cuEventQuery`, and `cuEventSynchronize` behind [`event_wait`].
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn event(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
@@ -277,7 +277,7 @@ fn recorded(
 /// `cuStreamWaitEvent`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn stream_joins(
     real: unsafe extern "C" fn(Ptr, Ptr, c_uint) -> CuResult,
     per_thread: bool,
@@ -305,7 +305,7 @@ pub unsafe fn stream_joins(
 /// `cuEventRecord`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn event_record(
     real: unsafe extern "C" fn(Ptr, Ptr) -> CuResult,
     per_thread: bool,
@@ -321,7 +321,7 @@ pub unsafe fn event_record(
 /// recorded.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn event_destroy(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
@@ -335,7 +335,7 @@ pub unsafe fn event_destroy(
 /// `cuEventRecordWithFlags`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn event_record_flags(
     real: unsafe extern "C" fn(Ptr, Ptr, c_uint) -> CuResult,
     per_thread: bool,
@@ -375,9 +375,9 @@ fn current_context() -> usize {
 /// `cuCtxSynchronize`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: bool) -> CuResult {
-    quiesce::stand_aside();
+    quiesce::wait_until_open();
     // SAFETY: no arguments.
     around(Covered::of_context(current_context(), false), || joined(|| unsafe { real() }))
 }
@@ -385,13 +385,13 @@ pub unsafe fn context(real: unsafe extern "C" fn() -> CuResult, _per_thread: boo
 /// `cuCtxSynchronize_v2`, which names the context.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn context_given(
     real: unsafe extern "C" fn(Ptr) -> CuResult,
     _per_thread: bool,
     ctx: Ptr,
 ) -> CuResult {
-    quiesce::stand_aside();
+    quiesce::wait_until_open();
     let context = if ctx.is_null() { current_context() } else { ctx as usize };
     // SAFETY: the caller's arguments.
     around(Covered::of_context(context, false), || joined(|| unsafe { real(ctx) }))
@@ -409,7 +409,7 @@ fn of_copy(per_thread: bool) -> Option<Covered> {
 /// `cuMemcpyDtoH_v2`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn copy_to_host(
     real: unsafe extern "C" fn(Ptr, u64, usize) -> CuResult,
     per_thread: bool,
@@ -429,7 +429,7 @@ pub unsafe fn copy_to_host(
 /// read a result without pinned memory wait here and not at the synchronisation that follows.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn copy_to_host_async(
     real: unsafe extern "C" fn(Ptr, u64, usize, Ptr) -> CuResult,
     per_thread: bool,
@@ -450,7 +450,7 @@ pub unsafe fn copy_to_host_async(
 /// `cuMemcpyAtoH_v2`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn array_to_host(
     real: unsafe extern "C" fn(Ptr, Ptr, usize, usize) -> CuResult,
     per_thread: bool,
@@ -467,7 +467,7 @@ pub unsafe fn array_to_host(
 /// `cuMemcpy`.
 ///
 /// # Safety
-/// As the driver's.
+/// The caller keeps to the contract of the CUDA driver's function.
 pub unsafe fn copy_any(
     real: unsafe extern "C" fn(u64, u64, usize) -> CuResult,
     per_thread: bool,

@@ -92,8 +92,8 @@ pub fn spawn_with(
     })
 }
 
-/// Have the C library count the CPUs now. It does so in a file, once, when its allocator needs a ninth arena: threads of
-/// the shim have some, and a program may have forbidden to open files by then.
+/// Have the C library count the CPUs now. It does so in a file, once, when its allocator needs a ninth arena: threads
+/// of the shim have some, and a program may have forbidden to open files by then.
 pub fn count_cpus() {
     /// `M_ARENA_TEST` of glibc: the number of arenas from which on it counts them, and what that is otherwise.
     const ARENA_TEST: c_int = -7;

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_learnt_from_both_forms_and_forgotten_when_freed() {
+    fn groups_are_known_from_both_forms_and_forgotten_when_freed() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         alloc(1, CLASS_CHANNEL_GROUP, true, 0);
         alloc(2, CLASS_CHANNEL_GROUP, false, 0);

@@ -4,10 +4,10 @@
 //! each part of a launch would be waited for before the next is made. Besides, a user of such a tool wants to
 //! see the program's own launches.
 //!
-//! Tools are found by the variables by which the driver loads them, and NVIDIA's checkers and profilers (compute-sanitizer,
-//! Nsight Compute, Nsight Systems) by the libraries that they preload. A program that has CUPTI serialise kernels by itself
-//! is not noticed: CUPTI is initialised in the driver, and says nobody what it is asked for. Its results are right all
-//! the same (step `exact` of the GPU suite, *kernels one at a time*).
+//! Tools are found by the variables by which the driver loads them, and NVIDIA's checkers and profilers
+//! (compute-sanitizer, Nsight Compute, Nsight Systems) by the libraries that they preload. A program that has CUPTI
+//! serialise kernels by itself is not noticed: CUPTI is initialised in the driver, and says nobody what it is asked
+//! for. Its results are right all the same (step `exact` of the GPU suite, *kernels one at a time*).
 
 use crate::{bypass, objects, opens, resolve, state, streams};
 use std::sync::OnceLock;

@@ -5,9 +5,9 @@
 //! best-effort launches, and one before the first. Its slot stays [measured](crate::activity::Flag), so that every
 //! launch takes the path of one that is noted; other launches cost what they always do. The poller asks for the events
 //! and works out times as for best-effort launches: a launch begins when the one before it ended or, in an idle stream,
-//! when it was made. An end that is seen late makes one launch longer and the one behind it as much shorter; the unit's GPU
-//! time is wrong only if the GPU may have had a gap then, or the unit ended. If that is too much in all ([`UNKNOWN_PART`]),
-//! the unit gives no profile.
+//! when it was made. An end that is seen late makes one launch longer and the one behind it as much shorter; the unit's
+//! GPU time is wrong only if the GPU may have had a gap then, or the unit ended. If that is too much in all
+//! ([`UNKNOWN_PART`]), the unit gives no profile.
 //!
 //! An event in the legacy stream waits for all blocking streams, and they for it: while there are any, launches into it
 //! are not measured. Nothing here clears a busy bit or reports a launch as done. Launches come here: must never wait.
@@ -30,7 +30,8 @@ use tally_preempt::launch::{Shape, Target};
 
 /// Events: one before the first launch, and one behind each.
 const EVENTS: usize = PROFILED_LAUNCHES_MAX + 1;
-/// Of a unit's GPU time at most one part in so many, and [`UNCERTAIN_NS`], may be unknown: as of a best-effort launch's.
+/// Of a unit's GPU time at most one part in so many, and [`UNCERTAIN_NS`], may be unknown: as of a best-effort
+/// launch's.
 const UNKNOWN_PART: u64 = 4;
 /// A unit in which nothing happens for so long gives no profile, ns.
 const FORSAKEN_NS: u64 = 1_000_000_000;
@@ -101,8 +102,8 @@ fn orders_others(stream: usize, context: usize) -> bool {
     stream == STREAM_LEGACY && slots::has_blocking(context, |_| false)
 }
 
-/// The calling thread is about to make launch `number` of a slot, in `stream` (an explicit handle). `is_first`: it is the
-/// first behind something that a wait may cover. Whether the launch is measured.
+/// The calling thread is about to make launch `number` of a slot, in `stream` (an explicit handle). `is_first`: it is
+/// the first behind something that a wait may cover. Whether the launch is measured.
 pub fn measures(
     client: &ClientRegion,
     index: usize,
@@ -454,7 +455,8 @@ mod tests {
     #[test]
     fn an_end_that_was_seen_late_counts_where_the_gpu_may_have_been_idle() {
         const FIRST: [u64; 3] = [1_000, 1_000, 2_000];
-        // A long launch whose end is seen late, and short ones that were made while it ran and are found to be over, too.
+        // A long launch whose end is seen late, and short ones that were made while it ran and are found to be over,
+        // too.
         let mut events = vec![FIRST, [3_000, 2_500_000, 2_660_000]];
         events.extend((0..8).map(|n| [4_000 + n, 0, 2_660_000 + n]));
         let mut look = looked(&events);

@@ -217,7 +217,8 @@ fn take(index: usize, until: u32) -> Option<Found> {
     Some(found)
 }
 
-/// A call of the program has returned that waited for these slots. `is_alone`: for one stream, and what that stands for.
+/// A call of the program has returned that waited for these slots. `is_alone`: for one stream, and what that stands
+/// for.
 pub fn waited(
     client: &ClientRegion,
     covered: impl Iterator<Item = (usize, Snapshot)> + Clone,

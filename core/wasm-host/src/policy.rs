@@ -31,7 +31,8 @@ use tally_engine::policy::{
 /// Fuel that a new instance may use beyond twice what the first one did.
 const RESPAWN_FUEL_SPARE: u64 = 100_000;
 
-/// What cannot wait for the next pass, such as that clients are there, may take so many times the time of a policy in one.
+/// What cannot wait for the next pass, such as that clients are there, may take so many times the time of a policy in
+/// one.
 const OVERDUE: u64 = 25;
 
 /// Said of a policy that would not let high priority run.

@@ -1,5 +1,5 @@
 //! Whatever a policy does, the call ends with a fault of the right kind, the next
-//! call goes to a new instance, and in the end the policy is switched off.
+//! call goes to a new instance, and in the end the policy is disabled.
 
 mod common;
 
@@ -127,8 +127,8 @@ fn calls_that_take_long_together_have_no_time_left_in_this_pass() {
     assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
 }
 
-/// Waits for the first lines of the log, as a thread does that is not scheduled: the call's clock is first read after the
-/// first. Not for all 64, for waking up takes CPU time.
+/// Waits for the first lines of the log, as a thread does that is not scheduled: the call's clock is first read after
+/// the first. Not for all 64, for waking up takes CPU time.
 #[derive(Default)]
 struct Waiting(std::sync::atomic::AtomicU32);
 

@@ -1,11 +1,11 @@
 //! Floors: a client that has one gets at least a share of GPU time, whatever others do.
 //!
-//! What a client is *owed* grows with the time in which it has work (a launch waiting or on the GPU), by its share of it,
-//! and falls by the GPU time that it is charged for. It is [`CREDIT_NS`] at most. What it had beyond its share while it
-//! was let in like everybody counts against it for [`WINDOW_NS`] at most; what it had because it was due counts in full.
-//! A client becomes *due* once it is owed [`BURST_NS`], and is so until it is owed nothing: where contexts take turns,
-//! each change to another costs time. While it is due and has a launch on the GPU, that is taken to use all of it until
-//! it is charged.
+//! What a client is *owed* grows with the time in which it has work (a launch waiting or on the GPU), by its share of
+//! it, and falls by the GPU time that it is charged for. It is [`CREDIT_NS`] at most. What it had beyond its share
+//! while it was let in like everybody counts against it for [`WINDOW_NS`] at most; what it had because it was due
+//! counts in full. A client becomes *due* once it is owed [`BURST_NS`], and is so until it is owed nothing: where
+//! contexts take turns, each change to another costs time. While it is due and has a launch on the GPU, that is taken
+//! to use all of it until it is charged.
 //!
 //! ```text
 //! owed := owed + share * backlogged time - charged time      since the last look
@@ -153,8 +153,8 @@ impl Floors {
         launch.has_min_share() || self.changed || !self.all.is_empty()
     }
 
-    /// Whether a launch goes for the sake of its client's floor; `None` without one. Costs a call into the core if it has
-    /// one.
+    /// Whether a launch goes for the sake of its client's floor; `None` without one. Costs a call into the core if it
+    /// has one.
     pub fn due(&mut self, launch: &Launch) -> Option<Due> {
         if !launch.has_min_share() {
             // It may have been taken away.

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Who was idle has no claim to the time: credit that was not used ends with the round. Who took more than its credit,
-//! for a launch is not divided, has less in the next rounds. Who joins takes part in the current round. A round takes at
-//! most [`WALL`] times its GPU time, so nobody waits for long for a client that is slow to use its credit.
+//! for a launch is not divided, has less in the next rounds. Who joins takes part in the current round. A round takes
+//! at most [`WALL`] times its GPU time, so nobody waits for long for a client that is slow to use its credit.
 //!
 //! Where kernels run side by side, holding one client may gain the others nothing. There only a client that has lost
 //! time to the one that asks has a claim: it was backlogged for longer than it got GPU time.
@@ -267,8 +267,8 @@ impl Rounds {
         })
     }
 
-    /// A launch starts although its client may have no credit: there is room for it beside the others. What its client used
-    /// beyond a round is not owed.
+    /// A launch starts although its client may have no credit: there is room for it beside the others. What its client
+    /// used beyond a round is not owed.
     pub fn goes_beside(&mut self, launch: &Launch) {
         let found = self.members.binary_search_by_key(&launch.client, |member| member.id);
         if let Some(me) = found.ok().filter(|_| self.is_shared()) {

@@ -30,8 +30,8 @@ impl Shares {
         Shares { timer: Some(token), ..Shares::default() }
     }
 
-    /// A client registered. With the first one rounds begin, or go on from what was saved. `turn_ns` gives the GPU time of
-    /// a client in a round by the sharing mode, which the core does not know before.
+    /// A client registered. With the first one rounds begin, or go on from what was saved. `turn_ns` gives the GPU time
+    /// of a client in a round by the sharing mode, which the core does not know before.
     pub fn joined(
         &mut self,
         now_ns: u64,
@@ -74,8 +74,8 @@ impl Shares {
     }
 
     /// The answer to a launch as the floor of its client changes it; the given one if it has none. A hold ends when the
-    /// client will be due. `may_yield`: the client may be asked to yield meanwhile, so a timer looks at its floor again.
-    /// Also whether the launch goes for the sake of the floor, which is the `reason` then.
+    /// client will be due. `may_yield`: the client may be asked to yield meanwhile, so a timer looks at its floor
+    /// again. Also whether the launch goes for the sake of the floor, which is the `reason` then.
     pub fn with_floor(
         &mut self,
         launch: &Launch,
@@ -121,8 +121,8 @@ impl Shares {
         window_ns.min(most_ns)
     }
 
-    /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not yield: it
-    /// would not get on.
+    /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not
+    /// yield: it would not get on.
     pub fn set_terms(&mut self, terms: Terms) {
         let leases = terms.leases && !self.rounds.is_shared();
         let floors = &self.floors;

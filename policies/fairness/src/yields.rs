@@ -28,8 +28,8 @@ impl Yields {
         self.until_ns.saturating_sub(self.since_ns.unwrap_or(now_ns))
     }
 
-    /// Ask best-effort clients to yield, or to go on, if they have not been asked yet; but not who is due by its floor: it
-    /// would not get on.
+    /// Ask best-effort clients to yield, or to go on, if they have not been asked yet; but not who is due by its floor:
+    /// it would not get on.
     pub fn set(&mut self, now_ns: u64, yields: bool, shares: &Shares) {
         if self.is_on() == yields {
             return;

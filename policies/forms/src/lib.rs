@@ -36,7 +36,7 @@ const TRIES_SAVED_MAX: u32 = 8;
 /// Of what is saved, whichever policy saves it.
 pub const FORMAT: &str = "tally-forms";
 /// Rises when what is saved changes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 
 /// Why a form was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

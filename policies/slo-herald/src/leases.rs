@@ -1,8 +1,8 @@
 //! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
 //!
-//! A lease is short; its launches are charged in advance, at the recent mean time. It is given only behind a launch that
-//! runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So nothing
-//! is under way that a unit could not bear, and every few launches one is checked as all others are.
+//! A lease is short; its launches are charged in advance, at the recent mean time. It is given only behind a launch
+//! that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
+//! nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
 
 use tally_fairness::Shares;
 use tally_sdk::{ClientId, host};

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// The latest stretches with as many units are judged together. With random arrivals and a load of 0.7 one in eight runs
-/// of 16 units is busy for 95 % of the time, of 64 units one in 140.
+/// The latest stretches with as many units are judged together. With random arrivals and a load of 0.7 one in eight
+/// runs of 16 units is busy for 95 % of the time, of 64 units one in 140.
 const UNITS: u64 = 64;
 /// Of fewer it is not said that the service is too busy.
 const UNITS_MIN: u64 = 32;

@@ -75,7 +75,7 @@ struct Open {
     short: bool,
 }
 
-/// See the module's documentation.
+/// What is known of a service: its objective, its units, and how much time those leave.
 #[derive(Debug)]
 pub struct Service {
     pub client: ClientId,
@@ -306,7 +306,8 @@ impl Service {
         Some((self.allowance_ns()? / 2).min(usual_ns.max(small_ns.min(longest_ns))))
     }
 
-    /// What windows and leases beside it follow from: whether it is served strictly, its objective, and what a unit takes.
+    /// What windows and leases beside it follow from: whether it is served strictly, its objective, and what a unit
+    /// takes.
     pub fn terms(&self) -> (bool, u64, u64) {
         (self.is_strict(), self.slo_ns, self.alone_p95_ns)
     }

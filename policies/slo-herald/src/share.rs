@@ -33,8 +33,8 @@ const EARLY_REVIEWS: u32 = 4;
 /// On more SMs the longest unit is not to take more of the objective, percent.
 const LONGEST_PERCENT_MAX: u64 = 95;
 
-/// Numbers of SMs that launches can be limited to and that best effort is given: not so few that a kernel would hold its
-/// program up for too long.
+/// Numbers of SMs that launches can be limited to and that best effort is given: not so few that a kernel would hold
+/// its program up for too long.
 fn usable(widths: &[u32], sm_count: u32) -> Vec<u32> {
     let is_usable = |sms: &u32| (sm_count / 6..sm_count).contains(sms) && *sms > 0;
     widths.iter().copied().filter(is_usable).collect()
@@ -78,7 +78,7 @@ struct Known {
     worth_permille: u64,
 }
 
-/// See the module's documentation.
+/// How much best-effort work an open unit of a service bears, as learned so far.
 #[derive(Debug)]
 pub struct Share {
     way: Way,
@@ -101,7 +101,8 @@ pub struct Share {
     /// Units meanwhile, and those of them in which a launch was held for want of time.
     units: u64,
     short_units: u64,
-    /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was open.
+    /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was
+    /// open.
     limited: u64,
     within: u64,
     /// Too many units were late since this way was taken.

@@ -54,8 +54,8 @@ const VERSION: u32 = 1;
 /// The constants, all of them configuration.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
-    /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round where there is no
-    /// room for all; 0: nobody ever waits.
+    /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round where there is
+    /// no room for all; 0: nobody ever waits.
     turn_ns: u64,
     /// `lease_launches`: launches that start unasked while one client is alone, or nobody ever waits.
     lease_launches: u32,

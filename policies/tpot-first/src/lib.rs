@@ -22,8 +22,8 @@
 //! (`--slo`). Other units of a service with an objective, such as prefills, hold nothing back, and the others keep to
 //! the width beside them.
 //!
-//! A service is served strictly (the others wait while it has a unit open) if it has no objective, or more than 5 % of its
-//! latest 200 steps were late, until at most 5 % are.
+//! A service is served strictly (the others wait while it has a unit open) if it has no objective, or more than 5 % of
+//! its latest 200 steps were late, until at most 5 % are.
 //!
 //! Where contexts take turns (`time-sliced`) there is no width: a launch waits if the open step would miss the target
 //! share of its objective otherwise.
@@ -417,8 +417,8 @@ impl Membership for TpotFirst {
     }
 }
 
-/// What was measured of kernels outlives a reload, from and for `tally-priority` too, and what services left to the same
-/// neighbours.
+/// What was measured of kernels outlives a reload, from and for `tally-priority` too, and what services left to the
+/// same neighbours.
 impl Stateful for TpotFirst {
     fn snapshot(&self) -> Saved {
         let [count, sum] = self.neighbours();

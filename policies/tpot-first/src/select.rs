@@ -9,7 +9,8 @@
 //!     services := those with a unit open that has work on the GPU,
 //!                 and those whose step is predicted to begin before this launch ends
 //!     if there are none:                                 run on all SMs: whole, if a step that begins meanwhile could
-//!                                                        bear it, or each service takes the risk; else so that it yields
+//!                                                        bear it, or each service takes the risk; else so that it
+//!                                                        yields
 //!     width := the least of them; slack := the least that is left of their steps
 //!     if it has no more blocks than the width:           run whole: it takes no more SMs
 //!     if it is short and within the slack:               run whole: to limit it costs more than it gives
@@ -19,11 +20,11 @@
 //!     else:                                              hold until the step is over
 //! ```
 //!
-//! A service takes the *risk* of a launch between its steps if all that is under way takes at most two of its objectives,
-//! and less than 2 % of its latest steps took too long for that, or were late.
+//! A service takes the *risk* of a launch between its steps if all that is under way takes at most two of its
+//! objectives, and less than 2 % of its latest steps took too long for that, or were late.
 //!
-//! *Slack* is a learned part of the time between what a step takes without others and the target share of its objective.
-//! Where contexts take turns nothing can be limited, and a launch costs a change of context, too.
+//! *Slack* is a learned part of the time between what a step takes without others and the target share of its
+//! objective. Where contexts take turns nothing can be limited, and a launch costs a change of context, too.
 
 use crate::service::Service;
 use crate::settings::Settings;

@@ -69,7 +69,7 @@ pub struct Ended {
     pub permille: Option<u32>,
 }
 
-/// See the module's documentation.
+/// What is known of a service: its objective, its steps, and how much time those leave.
 #[derive(Clone, Debug)]
 pub struct Service {
     pub client: ClientId,
@@ -181,8 +181,8 @@ impl Service {
         self.part_of(self.slack_ns(settings))
     }
 
-    /// Whether launches may be under way for so long between two steps, though one that begins meanwhile cannot bear it:
-    /// they delay a few at most, and few were delayed.
+    /// Whether launches may be under way for so long between two steps, though one that begins meanwhile cannot bear
+    /// it: they delay a few at most, and few were delayed.
     pub fn risks(&self, under_way_ns: u64, settings: &Settings) -> bool {
         let is_in_step = self.open.is_some_and(|open| open.target_ns.is_some());
         if is_in_step || self.is_strict() || self.own.len() < OWN_STEPS_MIN {

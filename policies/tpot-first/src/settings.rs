@@ -11,14 +11,14 @@ pub struct Settings {
     pub good_steps: u32,
     /// `start_sms`: width of the other clients beside a service that was not measured beside them yet.
     pub start_sms: u32,
-    /// `limit_us_min`: a shorter launch is limited to the width only once the step has no slack left: a launch on some of
-    /// the SMs costs about 5 us more.
+    /// `limit_us_min`: a shorter launch is limited to the width only once the step has no slack left: a launch on some
+    /// of the SMs costs about 5 us more.
     pub limit_ns_min: u64,
     /// `late_percent_max`: if more of a service's latest 200 steps were late, it is served strictly.
     pub late_percent_max: u32,
-    /// `whole_late_percent_max`: while a smaller share of a service's latest 200 steps was delayed by it, or late, a launch
-    /// between two of its steps runs whole, though a step that begins meanwhile could not bear it, if all that is under
-    /// way takes at most twice the objective; 0: never.
+    /// `whole_late_percent_max`: while a smaller share of a service's latest 200 steps was delayed by it, or late, a
+    /// launch between two of its steps runs whole, though a step that begins meanwhile could not bear it, if all that
+    /// is under way takes at most twice the objective; 0: never.
     pub whole_late_percent_max: u32,
     /// `wait_ms_max`: a launch that waited for so long runs, on the least width if it can.
     pub wait_ns_max: u64,

@@ -1,5 +1,5 @@
-//! Select: on how many SMs the other clients run beside a step of a service, learned from what its steps took. Widths are
-//! those of the GPU's partitions (`widths.all`).
+//! Select: on how many SMs the other clients run beside a step of a service, learned from what its steps took. Widths
+//! are those of the GPU's partitions (`widths.all`).
 //!
 //! ```text
 //! a step ended, beside launches on at most the width:
@@ -10,8 +10,8 @@
 //!     if so many steps at this width were good:          wider by one; twice as many for a width that failed before
 //! ```
 //!
-//! The part of a step's slack that launches have which cannot be limited is learned in the same way, in eighths: from steps
-//! in which they took some of it, or wanted more.
+//! The part of a step's slack that launches have which cannot be limited is learned in the same way, in eighths: from
+//! steps in which they took some of it, or wanted more.
 //!
 //! Steps are compared by their time over their own objective, in permille: a service may have objectives for tokens and
 //! for units.
@@ -25,8 +25,8 @@ const WINDOW: usize = 128;
 /// So few do not tell a percentile.
 const FEW: usize = 20;
 /// Of the latest steps a twentieth and one and a half standard deviations of as many throws may be over the target, and
-/// one in any case: looked at after each step, no more than a twentieth would soon be exceeded by chance where far fewer
-/// are over. Thousandths of a step, and of a step for the root of how many there are.
+/// one in any case: looked at after each step, no more than a twentieth would soon be exceeded by chance where far
+/// fewer are over. Thousandths of a step, and of a step for the root of how many there are.
 const OVER: [u64; 2] = [50, 327];
 /// A width that failed is tried again after at most so many doublings of the steps.
 const DOUBLINGS_MAX: u32 = 6;

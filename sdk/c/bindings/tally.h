@@ -149,7 +149,8 @@ typedef struct tally_policy_services_objective_t {
   double   percentile;
 } tally_policy_services_objective_t;
 
-// Tokens of a client: what its program marks as one, else its launches of CUDA graphs, which share their unit's time.
+// Tokens of a client: what its program marks as one, else its launches of CUDA graphs, which share their unit's
+// time.
 typedef struct tally_policy_services_tokens_t {
   // Longest time that a token may take: the label `tpot`, or what an operator set since.
   uint64_t   tpot_ns;
@@ -168,8 +169,8 @@ typedef struct tally_policy_services_tokens_t {
 
 // What a unit did on the GPU: the latest profiled one. Where the core's `client.profile_units` is on, the first two
 // units of a client are profiled, and then one in 128.
-// Such a unit begins and ends by launches and waits, as one that is not marked, also where requests are marked. One with launches in several streams, gated launches, or more than 1 024 launches gives
-// no profile.
+// Such a unit begins and ends by launches and waits, as one that is not marked, also where requests are marked. One
+// with launches in several streams, gated launches, or more than 1 024 launches gives no profile.
 typedef struct tally_policy_services_unit_profile_t {
   // How many units were profiled, this one included.
   uint64_t   profiled;
@@ -184,7 +185,8 @@ typedef struct tally_policy_services_unit_profile_t {
   // Median of the gaps, or UNKNOWN: there is none.
   uint64_t   gap_median_ns;
   uint64_t   gap_longest_ns;
-  // SMs that would hold all blocks of its largest kernel, or UNKNOWN. Of a unit with a CUDA graph or a cooperative launch always UNKNOWN.
+  // SMs that would hold all blocks of its largest kernel, or UNKNOWN. Of a unit with a CUDA graph or a cooperative
+  // launch always UNKNOWN.
   uint32_t   sms_max;
   // The mean of its kernels, weighted by their time, or UNKNOWN.
   uint32_t   sms_mean;
@@ -304,12 +306,13 @@ typedef struct tally_policy_kernels_kernel_profile_t {
   uint64_t   p50_ns;
   uint64_t   p99_ns;
   uint64_t   latest_ns;
-  // Blocks of it that one SM holds at once, with the dynamic shared memory that a client's first launch had, or UNKNOWN.
+  // Blocks of it that one SM holds at once, with the dynamic shared memory that a client's first launch had, or
+  // UNKNOWN.
   uint32_t   blocks_per_sm;
   // Registers of a thread, or UNKNOWN.
   uint32_t   registers;
-  // How often its blocks fill all SMs, thousandths, or UNKNOWN: `grid` / (`blocks-per-sm` * SMs). Below 1 000 there is
-  // room for further blocks, if on the same SMs.
+  // How often its blocks fill all SMs, thousandths, or UNKNOWN: `grid` / (`blocks-per-sm` * SMs). Below 1 000 there
+  // is room for further blocks, if on the same SMs.
   uint64_t   waves_permille;
   tally_policy_kernels_transformation_t   transformation;
   // The other forms that it has run in, at most 16.
@@ -434,7 +437,9 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // As `hold`, and also offered again when a launch of another best-effort client ends.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_HOLD_UNTIL_COMPLETION 2
 // Run it sliced, in launches of so many blocks each (at least 1), of more if there would be too many of them or
-// its clusters ask for it. Of a CUDA graph: so many kernel nodes each.
+// its clusters ask for it. Of a CUDA graph: so many kernel nodes each; kernels of it that have a transformed form,
+// the 16 longest at most, are launched by themselves between these parts, preemptible or sliced, without asking
+// the policy.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SLICED 3
 // Run it preemptible.
 // 
@@ -444,8 +449,8 @@ typedef struct exports_tally_policy_scheduler_decision_t {
 // 32 us of its predicted time (2 to 32 slices), if its kernel can be sliced by block offset and
 // has no clusters. `completion.form` and `form-profile.form` still say `preemptible`.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_PREEMPTIBLE 4
-// Run it on at most so many SMs (at least 1): on the largest of the core's partitions of the SMs (`widths.all`) that
-// has no more, else on the smallest, which has more.
+// Run it on at most so many SMs (at least 1): on the largest of the core's partitions of the SMs (`widths.all`)
+// that has no more, else on the smallest, which has more.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_DECISION_SM_LIMITED 5
 
 // A decision, and why.
@@ -528,17 +533,18 @@ extern void tally_policy_control_set_auto_yield(tally_policy_control_client_id_t
 // (`sm_limits.reserve_sms`). Empty where contexts take turns, and until the first decision has told how many SMs the
 // GPU has.
 extern void tally_policy_widths_all(tally_list_u32_t *ret);
-// Give a best-effort client a width: each of its launches that is decided `run` is as if decided `sm-limited` with so
-// many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch was
-// decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at first: no
-// width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches are measured
-// on all SMs first, or one if that was beside other clients' work. A change costs launches nothing but that the next
-// one waits for those before it in its stream.
+// Give a best-effort client a width: each of its launches that is decided `run` is as if decided `sm-limited` with
+// so many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch
+// was decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at
+// first: no width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches
+// are measured on all SMs first, or one if that was beside other clients' work. A change costs launches nothing but
+// that the next one waits for those before it in its stream.
 extern void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms);
 
 // Imported Functions from `tally:policy/timers@0.1.0`
 // Call `timer.fired` with this token after `delay-ns`, and offer held launches again then. At most 64 timers are
-// pending, and further ones are dropped; setting a token again moves it. One that `init` sets runs from the first call.
+// pending, and further ones are dropped; setting a token again moves it. One that `init` sets runs from the first
+// call.
 extern void tally_policy_timers_set(uint64_t delay_ns, uint64_t token);
 
 // Imported Functions from `tally:policy/sharing@0.1.0`

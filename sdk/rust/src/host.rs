@@ -152,13 +152,14 @@ pub fn set_auto_yield(client: ClientId, enabled: bool, idle_ns: u64) {
     core::set_auto_yield(client, enabled, idle_ns);
 }
 
-/// Numbers of SMs that launches can be limited to, rising. Empty where contexts take turns, and before the first decision.
+/// Numbers of SMs that launches can be limited to, rising. Empty where contexts take turns, and before the first
+/// decision.
 pub fn widths() -> Vec<u32> {
     core::widths()
 }
 
-/// Limit what is decided `Decision::Run` of a best-effort client, and its leased launches, to so many SMs, if they can be;
-/// 0: do not.
+/// Limit what is decided `Decision::Run` of a best-effort client, and its leased launches, to so many SMs, if they can
+/// be; 0: do not.
 pub fn set_width(client: ClientId, sms: u32) {
     core::set_width(client, sms);
 }

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 /// Values in a set. A key gives its set; in a full set the one not used for longest makes room.
 const WAYS: usize = 4;
 
-/// See the module's documentation. Keys are ids (of kernels, of clients), which are dense.
+/// Keys are ids (of kernels, of clients), which are dense.
 #[derive(Debug)]
 pub struct LruMap<V> {
     keys: Vec<u32>,

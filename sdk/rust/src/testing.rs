@@ -79,7 +79,8 @@ pub fn service(slo_ns: Option<u64>) -> Service {
     }
 }
 
-/// Its objective for tokens, which it has served none of: `Service { tokens: Some(tokens(8_000_000)), ..service(None) }`.
+/// Its objective for tokens, which it has served none of: `Service { tokens: Some(tokens(8_000_000)), ..service(None)
+/// }`.
 pub fn tokens(tpot_ns: u64) -> Tokens {
     Tokens { tpot_ns, count: 0, within: 0, recent: 0, recent_within: 0, p50_ns: 0, p99_ns: 0 }
 }

@@ -124,8 +124,8 @@ pub(crate) fn fault() -> Option<(&'static str, usize)> {
     FAULT.get_or_init(read).as_ref().map(|(kernel, bytes)| (kernel.as_str(), *bytes))
 }
 
-/// A kernel that needs more of an SM when it is given another form: whether it is of this name and has more than so many
-/// bytes of parameters, so that, asked, the device says that no block fits.
+/// A kernel that needs more of an SM when it is given another form: whether it is of this name and has more than so
+/// many bytes of parameters, so that, asked, the device says that no block fits.
 /// `TALLY_SOFTCUDA_FAULT_OCCUPANCY=KERNEL:BYTES`.
 pub(crate) fn is_crowded(kernel: &str, parameter_bytes: usize) -> bool {
     static FAULT: OnceLock<Option<(String, usize)>> = OnceLock::new();
@@ -155,8 +155,8 @@ pub(crate) enum LaunchFault {
     Fatal,
 }
 
-/// A faulty device that refuses one launch: the N-th, from 1, of this kernel with more than so many bytes of parameters.
-/// `TALLY_SOFTCUDA_FAULT_LAUNCH=KERNEL:BYTES:N`, or with `:fatal` behind it.
+/// A faulty device that refuses one launch: the N-th, from 1, of this kernel with more than so many bytes of
+/// parameters. `TALLY_SOFTCUDA_FAULT_LAUNCH=KERNEL:BYTES:N`, or with `:fatal` behind it.
 pub(crate) fn launch_fault(kernel: &str, parameter_bytes: usize) -> Option<LaunchFault> {
     static FAULT: OnceLock<Option<(String, usize, AtomicU64, LaunchFault)>> = OnceLock::new();
     let read = || {

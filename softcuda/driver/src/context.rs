@@ -161,8 +161,8 @@ impl Context {
         found.map_or(Ok(()), |context| context.synchronize())
     }
 
-    /// The same as [`Self::synchronize`], and calls of other threads that take [`Self::launching`] wait until the answer is dropped: what the GPU's
-    /// driver does in calls that give memory back or load code.
+    /// The same as [`Self::synchronize`], and calls of other threads that take [`Self::launching`] wait until the
+    /// answer is dropped: what the GPU's driver does in calls that give memory back or load code.
     pub(crate) fn synchronize_alone(&self) -> CuResult<RwLockWriteGuard<'_, ()>> {
         let alone = self.launching.write().unwrap_or_else(PoisonError::into_inner);
         self.synchronize()?;

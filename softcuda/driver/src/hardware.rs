@@ -8,9 +8,9 @@
 //!
 //! As measured on an H200 with driver 580: fewer than 8 connections are given out to
 //! streams in turn, when they are made; from 8 on, a stream whose work is done takes, with
-//! its next piece, a queue that no other stream uses, else one that nobody is kept waiting in, if there is one. Streams of
-//! all priorities share the queues. A queue holds some 1020 entries; a call that
-//! would add one more waits. What does not take an entry: event records without timing.
+//! its next piece, a queue that no other stream uses, else one that nobody is kept waiting in, if there is one. Streams
+//! of all priorities share the queues. A queue holds some 1020 entries; a call that would add one more waits. What does
+//! not take an entry: event records without timing.
 
 use crate::config;
 use crate::sync::{Progress, lock};

@@ -268,7 +268,8 @@ impl World {
         }
     }
 
-    /// Nothing that is counted falls, and a pass counts as much as one may; the policy and an A/B test hear of the same.
+    /// Nothing that is counted falls, and a pass counts as much as one may; the policy and an A/B test hear of the
+    /// same.
     fn see_that_counted(&mut self, id: u32, before: &Figures, after: &Figures) {
         let ((service_before, marks_before), (service, marks)) = (before, after);
         let Some(marks) = marks else {

@@ -18,7 +18,7 @@ const LAUNCHES: u32 = 16;
 /// The numbers of blocks that launches have in turns: kernels of their own each.
 const BLOCKS: [u32; 7] = [1, 2, 3, 5, 8, 13, 21];
 
-/// What came of it.
+/// Counts and times of one run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Policies that took over.
@@ -122,7 +122,7 @@ pub fn run(artefacts: &Artefacts, reloads: u64) -> Result<Outcome> {
     std::fs::write(
         &config,
         "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
-         [policy.strikes]\nstall_ms = 60000\n",
+         [policy.disabling]\nstall_ms = 60000\n",
     )?;
     let config = config.to_string_lossy().into_owned();
     let mut core = scene.core(&artefacts.policy("tally-priority")?, &["--config", &config])?;

@@ -1,5 +1,5 @@
-//! How likely a B as good as A breaches a guard by accident: told when the test begins, from requests before it, and from
-//! its first pair on, from A's requests in it, too. What was known before a breach counts: after it, all is clear.
+//! How likely a B as good as A breaches a guard by accident: told when the test begins, from requests before it, and
+//! from its first pair on, from A's requests in it, too. What was known before a breach counts: after it, all is clear.
 
 use crate::design::{Arm, Plan};
 use crate::experiment::Experiment;

@@ -176,8 +176,8 @@ fn attainment(experiment: &Experiment, metric: Metric) -> Option<Beside> {
     Some(Beside { name, effect, pairs: differences.len() })
 }
 
-/// What best-effort clients met. The bounds are those of the mean difference ([`interval::asymptotic`]): a block without
-/// any has no ratio.
+/// What best-effort clients met. The bounds are those of the mean difference ([`interval::asymptotic`]): a block
+/// without any has no ratio.
 pub(crate) fn rates(experiment: &Experiment) -> Vec<Rate> {
     let alpha = alpha(experiment);
     let there = RATES.into_iter().filter(|figure| is_there(experiment, figure));

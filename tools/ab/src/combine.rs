@@ -72,9 +72,9 @@ fn pooled(each: &[Vec<f64>]) -> Vec<f64> {
 
 /// The ratios over all blocks of each test, weighted by how sure they are; `None` without any, or if a test has
 /// none. A test's ratio is the middle of its bounds: percentiles of short tests jump from one
-/// request to the next, and samples drawn anew even that out. Standard errors from short tests are themselves unsure, and low where a burst left A's and
-/// B's requests alike, so half of each weight is that of the usual error: weighting by the errors
-/// alone draws the mean towards 1. Bounds hold at about 95 %.
+/// request to the next, and samples drawn anew even that out. Standard errors from short tests are themselves unsure,
+/// and low where a burst left A's and B's requests alike, so half of each weight is that of the usual error: weighting
+/// by the errors alone draws the mean towards 1. Bounds hold at about 95 %.
 fn overall(reports: impl Iterator<Item = Option<OverallReport>>) -> Option<(f64, Bounds)> {
     let mut each = Vec::new();
     for report in reports {

@@ -1,8 +1,8 @@
 //! What more best-effort work may cost requests.
 //!
 //! If best-effort work decides, the sequential test says nothing of requests. So a B that does more of it is promoted
-//! only if its requests take about as long as A's: in most blocks, in slow blocks, and over all requests. A guard with a
-//! limit of its own on the tail says instead what users accept.
+//! only if its requests take about as long as A's: in most blocks, in slow blocks, and over all requests. A guard with
+//! a limit of its own on the tail says instead what users accept.
 
 use crate::beside;
 use crate::design::Plan;

@@ -110,7 +110,6 @@ enum Phase {
     },
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Experiment {
     plan: Plan,
@@ -240,8 +239,8 @@ impl Experiment {
         &self.before
     }
 
-    /// A policy was replaced by the arm asked for; until then policies had lost so many turns. Those lost since the last
-    /// look are of the policy that was replaced.
+    /// A policy was replaced by the arm asked for; until then policies had lost so many turns. Those lost since the
+    /// last look are of the policy that was replaced.
     pub fn replaced(&mut self, now_ns: u64, faults: u64) {
         if self.ended.is_some() || faults <= self.faults {
             return;
@@ -255,8 +254,8 @@ impl Experiment {
         self.blame(replaced);
     }
 
-    /// The arm asked for is active, after [`Experiment::replaced`]. `sample` is what was recorded since the last cut; of that
-    /// only requests that began before count.
+    /// The arm asked for is active, after [`Experiment::replaced`]. `sample` is what was recorded since the last cut;
+    /// of that only requests that began before count.
     pub fn switched(&mut self, now_ns: u64, sample: &Sample) {
         if self.ended.is_some() || self.phase != Phase::Between {
             return;

@@ -48,7 +48,6 @@ enum Limit {
     Fair(f64),
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Guard {

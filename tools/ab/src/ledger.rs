@@ -32,7 +32,6 @@ pub struct Had {
     pub limit_ns: Option<u64>,
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     stretches: Vec<Stretch>,

@@ -10,7 +10,6 @@ const EXACT: u64 = 1 << 11;
 const LONGEST_NS: u64 = (1 << 42) - 1;
 const STEPS: usize = step(LONGEST_NS) + 1;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Lengths {
     counts: Vec<u32>,

@@ -14,7 +14,6 @@ const PAIRS_NONE: f64 = 5.0;
 /// Differences beyond this count as this: a ratio of 7.
 const DIFFERENCE_MAX: f64 = 2.0;
 
-/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Adjuster {
     pairs: f64,

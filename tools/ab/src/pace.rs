@@ -32,7 +32,6 @@ struct Pair {
     median_s: f64,
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Pace {
     /// Bounds of a block's length.

@@ -186,7 +186,6 @@ impl Units {
     }
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Sample {
     units: [Units; 2],

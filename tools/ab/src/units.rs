@@ -1,4 +1,4 @@
-//! Times as people write them: `100us`, `2.5ms`, `2s`, `10m`, `1h`.
+//! Times as people write them: `100us`, `2.5ms`, `2s`, `10m`, `1h`. `humantime` knows no fractions, and months.
 
 /// Units, longest suffix first where one ends another.
 const UNITS: [(&str, f64); 6] =

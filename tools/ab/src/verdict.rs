@@ -17,7 +17,6 @@ pub const PAIRS_MIN: usize = 10;
 /// If B's overall figure is the worse one in so many of the samples drawn anew, it is not promoted.
 const WORSE_MAX: f64 = 0.2;
 
-/// See the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

@@ -73,7 +73,7 @@ pub struct Wasm {
 impl Wasm {
     /// The limits under which policies are checked: the given ones but for two. CPU
     /// time, for how fast this machine is must not change the outcome; and the number of
-    /// faults after which a policy is switched off, for one fault must not hide the next.
+    /// faults after which a policy is disabled, for one fault must not hide the next.
     pub fn limits(limits: &Limits) -> Limits {
         Limits {
             call_cpu_ms_max: 60_000,

@@ -78,7 +78,8 @@ pub enum Command {
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
-    /// Simulate a recorded inference and a recorded training that share a GPU under a policy, without a GPU or a core.
+    /// Simulate recorded programs that share a GPU under a policy, without a GPU or a core: any number of trainings,
+    /// and an inference beside them.
     Sim(crate::sim::SimArgs),
     /// Stop the core: it grants every held launch, then ends.
     Stop,
@@ -167,8 +168,8 @@ pub struct RunArgs {
     /// marked ones, else CUDA graph launches.
     #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms)]
     pub tpot: Option<f64>,
-    /// Weight of a best-effort program: the share of the GPU's time that it gets relative to other best-effort programs,
-    /// from 1 to 1000. Default: 1.
+    /// Weight of a best-effort program: the share of the GPU's time that it gets relative to other best-effort
+    /// programs, from 1 to 1000. Default: 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)))]
     pub weight: Option<u32>,
     /// Floor of a best-effort program: of the time in which it has work it gets at least this share of GPU time, also

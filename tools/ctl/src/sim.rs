@@ -56,9 +56,9 @@ pub struct SimArgs {
     /// File of arrival times in place of random ones: one a line, in seconds, rising.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
-    /// The policy: a component, `built-in`, `native:tally-priority` (the same rule as
-    /// the component's, compiled natively), or `none` for no scheduling at all. With `--frontier` may be given several
-    /// times.
+    /// The policy: a component, `built-in`, `native:NAME` (the same rule as the component's, compiled natively:
+    /// slo-herald, tally-priority, throughput or tpot-first), or `none` for no scheduling at all. With `--frontier` may
+    /// be given several times.
     #[arg(long = "policy", value_name = "FILE", default_value = "built-in")]
     pub policies: Vec<String>,
     /// Configuration file that is passed to the policy

@@ -174,7 +174,7 @@ pub struct Share {
     pub parted: u64,
 }
 
-/// See the module's documentation. Counts rise.
+/// Counts rise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     pub decisions: u64,

@@ -67,7 +67,6 @@ pub struct Parts {
     pub differ_unknown: u64,
 }
 
-/// See the module's documentation.
 pub struct Player<'a> {
     make: Box<Make<'a>>,
     policy: Option<Box<dyn Policy + Send>>,

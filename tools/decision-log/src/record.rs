@@ -178,19 +178,9 @@ pub enum Record {
     /// The policy became active, with the commands of its `init`.
     Start(Vec<Command>),
     /// A call of `decide`.
-    Decide {
-        launch: Launch,
-        /// What came of it.
-        answer: Answer<policy::Answer>,
-    },
+    Decide { launch: Launch, answer: Answer<policy::Answer> },
     /// A call for an event.
-    Event {
-        now_ns: u64,
-        /// What it was told.
-        event: Event,
-        /// What came of it.
-        answer: Answer<()>,
-    },
+    Event { now_ns: u64, event: Event, answer: Answer<()> },
     /// A completion that the policy did not ask for.
     Completion { now_ns: u64, done: Completion },
     /// The engine found fault with the policy, in something that no single call shows.

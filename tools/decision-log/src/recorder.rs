@@ -373,7 +373,7 @@ struct Inner {
     list: Option<Vec<u32>>,
 }
 
-/// See the module's documentation. A handle: clones are the same recorder. All are used on
+/// A handle: clones are the same recorder. All are used on
 /// one thread, so that its lock is never contended.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder(Arc<Shared>);

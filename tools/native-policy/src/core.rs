@@ -13,7 +13,7 @@ use tally_sdk::{
 /// Counters and gauges together, as in the Wasm host's default limits.
 const METRICS_MAX: usize = 64;
 
-/// See the module's documentation. Log lines go nowhere.
+/// Log lines go nowhere.
 #[derive(Default)]
 pub struct NativeCore {
     world: Box<World>,

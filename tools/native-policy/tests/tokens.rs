@@ -1,4 +1,5 @@
-//! DetShare's two policies in the simulator: `tpot-first` keeps an objective for tokens that `throughput` does not know.
+//! DetShare's two policies in the simulator: `tpot-first` keeps an objective for tokens that `throughput` does not
+//! know.
 
 use tally_simulator::{
     Arrivals, Report, Setup, SharingMode, Tenant, Trace, simulate, simulate_several,

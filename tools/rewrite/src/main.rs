@@ -18,7 +18,8 @@ enum Command {
         file: PathBuf,
     },
     /// Write the transformed form of an image's kernels. Prints a line for each kernel:
-    /// `transformed NAME PARAMETERS OFFSET CLUSTER`, `may-wait` behind it if its blocks may wait for one another, or `refused NAME: WHY`.
+    /// `transformed NAME PARAMETERS OFFSET CLUSTER`, `may-wait` behind it if its blocks may wait for one another, or
+    /// `refused NAME: WHY`.
     Rewrite {
         /// A fatbin, a cubin or PTX.
         file: PathBuf,

@@ -5,11 +5,9 @@
 //! first launches are reported, later of one in so many.
 
 use std::collections::VecDeque;
+use tally_contract::limits::{FIRST_SAMPLES, SAMPLE_EVERY};
 use tally_engine::Measured;
 
-/// A kernel's first launches are measured one by one, later one in so many.
-const FIRST_SAMPLES: u32 = 8;
-const SAMPLE_EVERY: u32 = 32;
 /// From the end of a launch until the core has heard of it, while a launch of the client waits, and
 /// while none does.
 const SEEN_NS: [u64; 2] = [1_500, 12_000];
@@ -47,7 +45,7 @@ impl Completions {
         }
         let n = self.launched[kernel];
         self.launched[kernel] = n.wrapping_add(1);
-        n < FIRST_SAMPLES || n.is_multiple_of(SAMPLE_EVERY)
+        n < u32::from(FIRST_SAMPLES) || n.is_multiple_of(u32::from(SAMPLE_EVERY))
     }
 
     /// A launch is made; it starts at `ready_ns` at the earliest.

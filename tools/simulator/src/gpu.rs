@@ -39,10 +39,10 @@ pub const NARROW_PERMILLE: u128 = 1_020;
 pub const SM_BANDWIDTH_PERMILLE: u128 = 1_800;
 /// A kernel of a closed library that takes at least so long is bound by arithmetic.
 const PRODUCT_NS_MIN: u64 = 100_000;
-/// A kernel that moves data takes so much longer, thousandths, beside one on all SMs that does, or does not, move data; on
-/// some of the SMs by as much less. A token of a decoder took 1.34 and 1.72 times as long beside copies on 36 and 68 of 132
-/// SMs, 1.15 and 1.40 times beside large matrix products, and 1.3 times beside GPT-2 on 64 to 96. Trainings move less than
-/// copies do: between these.
+/// A kernel that moves data takes so much longer, thousandths, beside one on all SMs that does, or does not, move data;
+/// on some of the SMs by as much less. A token of a decoder took 1.34 and 1.72 times as long beside copies on 36 and 68
+/// of 132 SMs, 1.15 and 1.40 times beside large matrix products, and 1.3 times beside GPT-2 on 64 to 96. Trainings move
+/// less than copies do: between these.
 pub const CONTENTION_PERMILLE: [u64; 2] = [700, 500];
 /// To a stream on some of the SMs and back.
 pub const HOP_NS: u64 = 5_000;

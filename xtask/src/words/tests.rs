@@ -31,6 +31,9 @@ fn doc_comments_of_a_word_or_two_are_found() {
     assert_eq!(lines(&doc_comments(&tree(&[("a.rs", code)]))), [1, 4, 11]);
     assert_eq!(lines(&doc_comments(&tree(&[("a.wit", "/// Which.\n")]))), [1]);
     assert_eq!(lines(&doc_comments(&tree(&[("a.md", code)]))), [0; 0]);
+    let empty = "/// Calls it.\n///\n/// # Errors\n/// The system call's; or none.\nfn d() {}\n\
+                 /// What came of it.\nstruct E;\n/// It is as fast as the driver's.\nfn f() {}\n";
+    assert_eq!(lines(&doc_comments(&tree(&[("a.rs", empty)]))), [1, 6]);
 }
 
 #[test]
@@ -40,7 +43,18 @@ fn long_lines_are_found_but_not_in_tables_or_generated_documents() {
     let text = format!("short\n{long}\n| {long} |\n{address}\n");
     assert_eq!(lines(&columns(&tree(&[("a.md", text.as_str())]))), [2]);
     let made = format!("# A\n\n<!-- Made by x; do not edit. -->\n{long}\n");
-    assert_eq!(lines(&columns(&tree(&[("a.md", made.as_str()), ("a.rs", long.as_str())]))), [0; 0]);
+    assert_eq!(lines(&columns(&tree(&[("a.md", made.as_str()), ("a.py", long.as_str())]))), [0; 0]);
+}
+
+#[test]
+fn long_comments_are_found_but_not_long_code_or_tables() {
+    let long = "word ".repeat(25);
+    let text = format!(
+        "//! {long}\n//! | {long} |\nlet text = \"{long}\";\n    // {long}\n/// See\n/// {}\n",
+        "x".repeat(120)
+    );
+    assert_eq!(lines(&columns(&tree(&[("a.rs", text.as_str())]))), [1, 4]);
+    assert_eq!(lines(&columns(&tree(&[("a.wit", text.as_str())]))), [1, 4]);
 }
 
 #[test]
@@ -48,6 +62,10 @@ fn words_that_were_to_go_are_found() {
     let code = "struct OpenDoor;\nlet door_count = 1;\nindoors and doorbell, DOORBELL\n\"came\": 1\n\
                 // whoever came here is in charge\n// it is disabled\nlast_struck_out\nTally-Cut\n";
     assert_eq!(lines(&glossary(&tree(&[("a.rs", code)]))), [1, 2, 4, 5, 7, 8]);
+    let broken = "/// Whoever came is in\n    /// charge.\nlet is_in = 1;\ncharge(is_in);\n\
+                  // Launches stand\n\n// aside\n// The next line has tape:\n// tape\n";
+    assert_eq!(lines(&glossary(&tree(&[("a.rs", broken)]))), [1, 8, 9]);
+    assert_eq!(lines(&glossary(&tree(&[("a.md", "It is switched\n  off.\n")]))), [1]);
     let learnt = "// what was learnt\n";
     assert_eq!(lines(&glossary(&tree(&[("a.rs", learnt), ("a.md", learnt)]))), [1]);
 }

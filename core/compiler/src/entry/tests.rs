@@ -1,4 +1,5 @@
-//! A forwarded function does the same, components that cannot be rewritten are left as they are, and indices stay right.
+//! A forwarded function does the same, components that cannot be rewritten are left as they are, and indices stay
+//! right.
 
 use super::*;
 use proptest::prelude::*;
@@ -191,7 +192,8 @@ fn nobody_gets_any_number_of_modules() {
     assert_eq!(shortened(&instances(INSTANTIATED_MAX)), None);
 }
 
-/// One that has as many instances as there may be, most of them in a component within: the two that the shorter way adds are too many.
+/// One that has as many instances as there may be, most of them in a component within: the two that the shorter way
+/// adds are too many.
 #[test]
 fn what_does_not_fit_with_the_shorter_way_is_loaded_without() {
     let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/policies/corpus");

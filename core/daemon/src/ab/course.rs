@@ -20,7 +20,6 @@ const KEEP_EVERY: Duration = Duration::from_secs(2);
 const EXPLAIN_TRIES: u32 = 50;
 const EXPLAIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// See the module's documentation.
 pub(super) struct Course {
     plane: Rc<Plane>,
     running: Rc<Running>,

@@ -19,7 +19,8 @@
 //! | `log_...`, `shadow_...` | see [`crate::record::admin`] | |
 //! | `{"cmd":"stop"}` | `"draining"` | admins |
 //!
-//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s. The types are those of `tally-admin`, which `tallyctl` uses as well.
+//! An error is `{"error":{"code":C,"message":M}}`; codes are [`Code`]'s. The types are those of `tally-admin`, which
+//! `tallyctl` uses as well.
 
 use super::Plane;
 use super::answer::{Code, error};

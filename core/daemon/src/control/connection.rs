@@ -127,7 +127,7 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub async fn accept(&self) -> std::io::Result<UnixStream> {
         let listener = self.listener.as_ref().expect("taken only when it is dropped");
         Ok(listener.accept().await?.0)

@@ -49,7 +49,6 @@ struct Stretch {
     lines: u64,
 }
 
-/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Rc<RefCell<[Stretch; KINDS]>>);
 

@@ -59,7 +59,6 @@ pub struct Record {
     seen: Totals,
 }
 
-/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Registry {
     clients: BTreeMap<u32, Record>,

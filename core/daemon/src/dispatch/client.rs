@@ -269,8 +269,8 @@ impl DispatchClient {
         self.touched || self.sleeps_on || self.to_probe || self.to_yield
     }
 
-    /// Wake its threads after answers, or those that are left from then: once a turn, however often it is answered in it.
-    /// The rest is for later turns. False if its user has had its share of this one.
+    /// Wake its threads after answers, or those that are left from then: once a turn, however often it is answered in
+    /// it. The rest is for later turns. False if its user has had its share of this one.
     pub fn wake(&mut self, turn: u64) -> bool {
         let NewClient { region, core, kernels, .. } = &self.link;
         let user = &kernels.pass;
@@ -445,8 +445,8 @@ impl DispatchClient {
             limited_sms: request.limited_sms,
         };
         let is_leased = engine.submitted(now_ns, self.link.info.id, submission, out);
-        // Granted while it was on its way, and shown: there is nothing to answer. What is shown may have been taken back
-        // in this pass already.
+        // Granted while it was on its way, and shown: there is nothing to answer. What is shown may have been taken
+        // back in this pass already.
         let is_shown = ticket < self.link.core.granted.ticket.load(Relaxed);
         if started || (is_leased && is_shown) {
             self.dirty |= 1 << index;

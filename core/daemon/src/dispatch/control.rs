@@ -248,7 +248,7 @@ impl ControlSender {
     /// Have the dispatch thread hear a client's doorbell.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub fn watch(&self, doorbell: &OwnedFd) -> rustix::io::Result<()> {
         self.bells.watch(doorbell)
     }

@@ -1,9 +1,9 @@
-//! Units of work of a high-priority client: requests, tokens and prefills that it marks, and requests that its shim tells
-//! from launches and waits.
+//! Units of work of a high-priority client: requests, tokens and prefills that it marks, and requests that its shim
+//! tells from launches and waits.
 //!
 //! From its first marked request on, a client's requests are the marked ones. What the client states is untrusted: an
-//! end before its begin, or in the future, is counted as wrong and ignored; a unit is no longer than the client has been
-//! registered. So a lie changes the figures of its teller only.
+//! end before its begin, or in the future, is counted as wrong and ignored; a unit is no longer than the client has
+//! been registered. So a lie changes the figures of its teller only.
 
 mod sampled;
 
@@ -160,7 +160,6 @@ pub struct MarkNumbers {
     pub shortened: u64,
 }
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Marks {
     registered_ns: u64,
@@ -400,8 +399,8 @@ impl Marks {
         times.get_or_insert_with(|| Times::new(now_ns)).record(now_ns, unit.ns, 1);
     }
 
-    /// Each graph launch of a unit is a token, if tokens have an objective and are not marked: it takes its share of the
-    /// time from the unit's first launch, or the end of the unit before it if that is later, to the unit's end.
+    /// Each graph launch of a unit is a token, if tokens have an objective and are not marked: it takes its share of
+    /// the time from the unit's first launch, or the end of the unit before it if that is later, to the unit's end.
     fn count_graphs(&mut self, now_ns: u64, stated: Stated, unit: Unit) {
         let Some(What { graphs, .. }) = What::unpack(stated.what) else { return };
         if self.tpot_ns.is_none() || self.has_tokens || graphs.count == 0 {

@@ -65,8 +65,8 @@ impl MinShares {
 }
 
 impl Dispatch {
-    /// A best-effort client asks for a floor, permille; 0: for none. What programs may have together by asking; `None`: an
-    /// admin asks. What it is granted; `None` if there is no such client.
+    /// A best-effort client asks for a floor, permille; 0: for none. What programs may have together by asking; `None`:
+    /// an admin asks. What it is granted; `None` if there is no such client.
     pub(super) fn set_min_share(
         &mut self,
         now_ns: u64,

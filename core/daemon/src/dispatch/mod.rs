@@ -18,8 +18,8 @@
 //!
 //! It must never wait: not for a lock that another thread may hold, and not for a log line to be
 //! written. Log lines (a policy's, and those about its faults) go into a bounded queue of the log's
-//! own thread, which drops lines rather than let anybody wait. Nor may it allocate without bound. Read next: [`client`] for what is read from clients,
-//! [`control`] for what the control plane may ask.
+//! own thread, which drops lines rather than let anybody wait. Nor may it allocate without bound. Read next: [`client`]
+//! for what is read from clients, [`control`] for what the control plane may ask.
 
 pub mod background;
 pub mod client;

@@ -14,7 +14,7 @@ const SLEEP_NS_MIN: u64 = 2_000;
 /// An eventfd as all of the core's: never blocks, not inherited.
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn eventfd() -> rustix::io::Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
@@ -25,7 +25,7 @@ pub fn eventfd() -> rustix::io::Result<OwnedFd> {
 /// has a lock that is never held for long; it is closed by a helper thread.
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn doorbell() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (watched, doorbell) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, eventfd()?);
     watch(&watched, &doorbell)?;
@@ -47,7 +47,7 @@ impl Bells {
     /// Wake up when this rings.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub fn watch(&self, what: impl AsFd) -> rustix::io::Result<()> {
         watch(&self.0, what)
     }
@@ -63,7 +63,7 @@ impl Parker {
     /// An empty one.
     ///
     /// # Errors
-    /// The system call's.
+    /// The error of the system call that failed.
     pub fn new() -> rustix::io::Result<Self> {
         Ok(Parker { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?) })
     }

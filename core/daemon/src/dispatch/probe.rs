@@ -9,7 +9,8 @@ use tally_ipc::layout::Counters;
 /// Longest time between two probes.
 const PAUSE_NS_MAX: u64 = 100_000_000;
 
-/// How often a client has launched, as of the last look: each takes the line from the client, whose next launch waits for it.
+/// How often a client has launched, as of the last look: each takes the line from the client, whose next launch waits
+/// for it.
 #[derive(Debug)]
 pub struct Launches {
     every_ns: u64,

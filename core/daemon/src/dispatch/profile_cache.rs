@@ -8,7 +8,6 @@ use std::sync::Arc;
 use tally_engine::policy::KernelId;
 use tally_engine::profile::KernelKey;
 
-/// See the module's documentation.
 #[derive(Default)]
 pub struct ProfileCache {
     /// Until the GPU is known. The control plane has it, too, and drops it later.

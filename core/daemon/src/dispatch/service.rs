@@ -96,7 +96,6 @@ pub struct ServiceNumbers {
     pub p99_ns: u64,
 }
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub struct Service {
     /// The oldest unit under way, as of the last look.

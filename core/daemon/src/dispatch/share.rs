@@ -1,8 +1,9 @@
-//! What is done for one client, and for one user, in a pass before the next one has its turn, however much they ask for.
+//! What is done for one client, and for one user, in a pass before the next one has its turn, however much they ask
+//! for.
 //!
 //! A user's clients together get no more than one client alone may: whoever makes a hundred connections delays the
-//! others no longer than with one. Where that does not suffice for all of them, the next pass begins with the first that
-//! got nothing.
+//! others no longer than with one. Where that does not suffice for all of them, the next pass begins with the first
+//! that got nothing.
 
 use std::iter::Chain;
 use std::ops::Range;
@@ -56,8 +57,8 @@ pub struct UserPass {
 }
 
 /// CPU time of wake-ups beyond what they should take. The kernel looks for those who sleep on a word in a list that it
-/// shares with other words: whoever has ten thousands sleep on one of those makes each look take long, even if nobody is
-/// woken. Such time is lent, up to a bound, and paid back with a small part of the time that passes.
+/// shares with other words: whoever has ten thousands sleep on one of those makes each look take long, even if nobody
+/// is woken. Such time is lent, up to a bound, and paid back with a small part of the time that passes.
 #[derive(Debug, Default)]
 struct Debt {
     ns: AtomicU64,
@@ -70,8 +71,8 @@ const WAKE_NS: u64 = 5_000;
 const WAKE_THREAD_NS: u64 = 15_000;
 /// Lent at most before a user's threads are left to look around by themselves, ns.
 const DEBT_NS_MAX: u64 = 100_000;
-/// Time that must pass for each part of a debt. After a wake-up that took too long CPU time is read for as long: that is
-/// a system call, too, for which all that were answered would wait. So of time that others took from the CPU none is
+/// Time that must pass for each part of a debt. After a wake-up that took too long CPU time is read for as long: that
+/// is a system call, too, for which all that were answered would wait. So of time that others took from the CPU none is
 /// lent, and what is not charged is no more than what may be lent.
 const DEBT_PART: u64 = 400;
 

@@ -16,8 +16,8 @@ pub struct Standstill {
 }
 
 impl Standstill {
-    /// Whether a client that is `busy` by its own account counts as busy, having launched and begun to be busy so often. `limit_ns`: the
-    /// longest without a launch; 0: any.
+    /// Whether a client that is `busy` by its own account counts as busy, having launched and begun to be busy so
+    /// often. `limit_ns`: the longest without a launch; 0: any.
     pub fn counts_as_busy(
         &mut self,
         now_ns: u64,

@@ -19,7 +19,7 @@ fn because(next: LoadedBecause) -> UnloadedBecause {
         | LoadedBecause::Unknown => UnloadedBecause::Replaced,
         LoadedBecause::FileChanged => UnloadedBecause::FileChanged,
         LoadedBecause::Rollback => UnloadedBecause::RolledBack,
-        LoadedBecause::Strikes | LoadedBecause::Retry => UnloadedBecause::Disabled,
+        LoadedBecause::Fallback | LoadedBecause::Retry => UnloadedBecause::Disabled,
     }
 }
 
@@ -69,7 +69,7 @@ pub struct Content {
     pub config_text: String,
 }
 
-/// See the module's documentation. Oldest first; the last one is active.
+/// Oldest first; the last one is active.
 pub struct History<P = Compiled> {
     entries: VecDeque<Entry<P>>,
     disabled: VecDeque<Content>,
@@ -285,7 +285,7 @@ mod tests {
         generation
     }
 
-    fn strike(history: &mut History, generation: u64) {
+    fn disable(history: &mut History, generation: u64) {
         let how = Disabled { kind: "trap".into(), message: "m".into(), at_unix_s: 0 };
         history.disabled(generation, how);
     }
@@ -327,8 +327,8 @@ mod tests {
         let mut h = History::default();
         let [_, b, c] =
             ["a", "b", "c"].map(|name| came(&mut h, name, LoadedBecause::FileChanged, None));
-        strike(&mut h, b);
-        strike(&mut h, c);
+        disable(&mut h, b);
+        disable(&mut h, c);
         assert_eq!(h.last_good().unwrap().program.name(), "a");
         assert_eq!(h.last_disabled().unwrap().generation, c);
         came(&mut h, "b", LoadedBecause::FileChanged, None);
@@ -337,7 +337,7 @@ mod tests {
         came(&mut h, "b", LoadedBecause::Asked, None);
         came(&mut h, "d", LoadedBecause::Asked, None);
         assert_eq!(h.last_good().unwrap().program.name(), "b");
-        strike(&mut h, 7);
+        disable(&mut h, 7);
         assert_eq!(h.same().unwrap().program.name(), "d");
     }
 
@@ -349,7 +349,7 @@ mod tests {
             ("b", LoadedBecause::Asked),
             ("c", LoadedBecause::FileChanged),
             ("b", LoadedBecause::Rollback),
-            ("a", LoadedBecause::Strikes),
+            ("a", LoadedBecause::Fallback),
         ] {
             came(&mut h, name, why, None);
         }

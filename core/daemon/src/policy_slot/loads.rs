@@ -190,8 +190,8 @@ impl PolicySlot {
         Ok(active)
     }
 
-    /// Compile one off this thread, unless a later load or a rollback stops it. Gives it, when that began, and the turn to
-    /// make it active.
+    /// Compile one off this thread, unless a later load or a rollback stops it. Gives it, when that began, and the turn
+    /// to make it active.
     async fn compile(
         &self,
         source: Source,

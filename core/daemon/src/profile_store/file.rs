@@ -4,7 +4,8 @@
 //! {"tally_profiles":1,"device":"GPU-...","sm_count":132,"driver_version":12080,"verdicts":1,"kernels":1}
 //! {"name":"all_reduce","image":"000000000000000000000000000000ab","whole_only":18}
 //! {"name":"gemm","image":"000000000000000000000000000000ab","grid":[8,1,1],"block":[32,1,1],"count":64,
-//!  "mean_ns":9,"predicted_ns":9,"p99_ns":12,"blocks_per_sm":4,"registers":32,"forms":[{"form":"sliced","argument":2,...}]}
+//!  "mean_ns":9,"predicted_ns":9,"p99_ns":12,"blocks_per_sm":4,"registers":32,
+//!  "forms":[{"form":"sliced","argument":2,...}]}
 //! ```
 //!
 //! First the verdicts, then the kernels, those with the most measured time first. The
@@ -333,7 +334,7 @@ fn encode(device: &Device, profiled: &Profiled, bytes_max: usize) -> std::io::Re
 /// the new one.
 ///
 /// # Errors
-/// The system call's; the old file is as it was.
+/// The error of the system call that failed; the old file is as it was.
 pub fn write(path: &Path, device: &Device, profiled: &Profiled) -> std::io::Result<()> {
     owned_file::replace(path, &encode(device, profiled, PROFILE_FILE_BYTES_MAX)?)
 }
@@ -341,7 +342,7 @@ pub fn write(path: &Path, device: &Device, profiled: &Profiled) -> std::io::Resu
 /// Move a file that cannot be used out of the way. Where to.
 ///
 /// # Errors
-/// The system call's.
+/// The error of the system call that failed.
 pub fn move_aside(path: &Path) -> std::io::Result<PathBuf> {
     let aside = path.with_added_extension("bad");
     std::fs::rename(path, &aside)?;

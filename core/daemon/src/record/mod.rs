@@ -54,7 +54,6 @@ pub enum RecordError {
 /// Says that a reader wants to end; cloned into its thread.
 pub(crate) type Wish = Arc<Notify>;
 
-/// See the module's documentation.
 pub struct Recordings {
     file: RefCell<Option<FileRecording>>,
     shadow: RefCell<Option<Shadow>>,

@@ -37,8 +37,8 @@ pub struct Component {
 }
 
 impl Component {
-    /// Compile and start it, under the rules for policies that are to be put in
-    /// charge. Takes tens of milliseconds.
+    /// Compile and start it, under the rules for policies that are to be made
+    /// active. Takes tens of milliseconds.
     ///
     /// # Errors
     /// Everything an operator needs to know.

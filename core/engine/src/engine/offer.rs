@@ -29,9 +29,10 @@ const WHOLE_FIRST: u64 = 3;
 /// How long a launch that can yield is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
 
-/// Launches granted in a row of one client, and of all; for the rest the engine asks for another tick at once. The window
-/// alone does not bound them: predicted times come from times that the client's own shim reports, and launches that are
-/// said to take no time never fill it. A client could have its whole ring granted in one call while others wait.
+/// Launches granted in a row of one client, and of all; for the rest the engine asks for another tick at once. The
+/// window alone does not bound them: predicted times come from times that the client's own shim reports, and launches
+/// that are said to take no time never fill it. A client could have its whole ring granted in one call while others
+/// wait.
 pub(super) const OFFERS_MAX: usize = 64;
 pub(super) const OFFERS_MAX_ALL: usize = 512;
 

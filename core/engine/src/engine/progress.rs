@@ -4,7 +4,8 @@ use super::{Action, Engine};
 use crate::client::{InFlight, Measured};
 use crate::policy::{Class, ClientId, Completion, Event, Form, NO_KERNEL, Policy, Subscriptions};
 
-/// Launches looked at beyond those that one call may end. Those that are done share the time; a client may have thousands.
+/// Launches looked at beyond those that one call may end. Those that are done share the time; a client may have
+/// thousands.
 const LOOKED_AHEAD: usize = 256;
 /// Launches that end before it is looked at how long a policy took that is told of them.
 const TOLD_AT_ONCE: usize = 4;
@@ -80,8 +81,8 @@ impl<P: Policy> Engine<P> {
         let Some(s) = c.streams.get_mut(stream as usize) else {
             return Progress { ended: 0, is_all: !is_next_granted };
         };
-        // Not a binary search: one that started under a grant overtakes those that were covered by the same grant but too
-        // many for a pass. They are seen done with it, not before it.
+        // Not a binary search: one that started under a grant overtakes those that were covered by the same grant but
+        // too many for a pass. They are seen done with it, not before it.
         let is_done = |f: &&InFlight| word.wrapping_sub(f.completion) as i32 >= 0;
         let looked_at = most.saturating_add(LOOKED_AHEAD);
         let all = s.in_flight.iter().take(looked_at).take_while(is_done).count();

@@ -40,8 +40,8 @@ impl<P: Policy> Engine<P> {
         true
     }
 
-    /// A client's longest time of a token from now on, ns, or none. Its latest tokens begin anew. False for a client that
-    /// has no units.
+    /// A client's longest time of a token from now on, ns, or none. Its latest tokens begin anew. False for a client
+    /// that has no units.
     pub fn set_token_objective(&mut self, client: ClientId, tpot_ns: Option<u64>) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };

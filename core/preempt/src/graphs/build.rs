@@ -8,7 +8,7 @@
 use super::home::{Home, is_full, made, retire};
 use super::limit;
 use super::partition;
-use super::reason::{NODES_MAX, Reason};
+use super::reason::Reason;
 use super::solo::{self, Solo, attribute};
 use crate::cuda::{
     CuResult, EVENT_DISABLE_TIMING, INSTANTIATE_DEVICE_LAUNCH, INSTANTIATE_UPLOAD,
@@ -26,7 +26,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use tally_contract::limits::GRAPH_PARTS_MAX as PARTS_MAX;
+use tally_contract::limits::{GRAPH_NODES_MAX as NODES_MAX, GRAPH_PARTS_MAX as PARTS_MAX};
 
 /// Child graphs within child graphs followed this deep.
 const DEPTH_MAX: usize = 16;

@@ -1,14 +1,14 @@
 //! Graphs on some of the SMs: copies of a graph whose kernels are bound to a green context.
 //!
 //! A kernel that is captured in a stream of a green context runs on the SMs of that, in whatever stream its graph is
-//! launched. So from the kept copy of a graph another one is made in which kernels are captured anew, node by node, with
-//! the same parameters, attributes and dependencies. Its exec is launched in the program's stream in place of the
+//! launched. So from the kept copy of a graph another one is made in which kernels are captured anew, node by node,
+//! with the same parameters, attributes and dependencies. Its exec is launched in the program's stream in place of the
 //! program's, with one event behind it.
 //!
 //! Captured anew is each kernel with more blocks than the smallest green context has SMs, and each of them must be one
-//! that may be limited ([`sm_limit::allows`]); of those whose code was not read the core must have had one limited before
-//! ([`sm_limit::was_decided`]), as it may know that they do not end. A graph with one that may not is never limited, nor
-//! one with kernels in child graphs.
+//! that may be limited ([`sm_limit::allows`]); of those whose code was not read the core must have had one limited
+//! before ([`sm_limit::was_decided`]), as it may know that they do not end. A graph with one that may not is never
+//! limited, nor one with kernels in child graphs.
 //!
 //! A graph is offered once there is a copy for each green context. They are made before a launch that finds nothing
 //! running in the context, one each ([`offers`]), and go before the green contexts do ([`give_up`]).
@@ -24,7 +24,7 @@ use crate::cuda::{
 };
 use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
-use crate::prepare::{BACKLOG_MAX, Limitable};
+use crate::prepare::Limitable;
 use crate::{kernels, prepare, sm_limit, transformed};
 use std::collections::HashMap;
 use std::ptr::null_mut;
@@ -32,9 +32,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
+// Other threads wait while kernels are captured.
+use tally_contract::limits::{BACKLOG_MAX, GRAPH_LIMITED_KERNELS_MAX as NODES_MAX};
 
-/// Kernels that are captured anew, at most: other threads wait meanwhile.
-const NODES_MAX: usize = 2_048;
 /// Launches from one vain attempt to make a copy to the next.
 const RETRY_LAUNCHES: u32 = 64;
 const CAPTURE_RELAXED: i32 = 2;
@@ -388,8 +388,8 @@ impl Graph {
             attributes: launch.attributes,
             attribute_count: launch.attribute_count,
         };
-        // SAFETY: a stream and a graph of ours, nodes of that; valid out-pointers; the parameters are those of a node that
-        // lives, or its copies.
+        // SAFETY: a stream and a graph of ours, nodes of that; valid out-pointers; the parameters are those of a node
+        // that lives, or its copies.
         unsafe {
             let (from, edges, count) = (after.as_ptr(), data.as_ptr(), after.len());
             let begun = begin(stream, self.handle(), from, edges, count, CAPTURE_RELAXED);
@@ -421,8 +421,8 @@ fn same(which: i32, a: Value, b: Value) -> bool {
     }
 }
 
-/// The green contexts of a context go, and no launch finds them any more: first what is bound to them. False: a launch did
-/// not leave the driver, and they must stay.
+/// The green contexts of a context go, and no launch finds them any more: first what is bound to them. False: a launch
+/// did not leave the driver, and they must stay.
 pub(crate) fn give_up(context: usize) -> bool {
     let start = Instant::now();
     while LAUNCHING.load(SeqCst) != 0 {
@@ -445,8 +445,8 @@ pub(crate) fn give_up(context: usize) -> bool {
     true
 }
 
-/// A launch of an exec on some of the SMs did not end. Which of its kernels did not is not known: those that nobody read
-/// are not limited any more in this run.
+/// A launch of an exec on some of the SMs did not end. Which of its kernels did not is not known: those that nobody
+/// read are not limited any more in this run.
 pub(crate) fn refuse(exec: usize) {
     log!("graph {exec:#x} did not end on some of the SMs: it is whole from now on");
     // The green contexts stay until what is dropped here is known to be.

@@ -50,8 +50,9 @@ pub enum Last {
     },
 }
 
-/// What tells a stream from all others: its identity in its context (see [`Host::stream_identity`](crate::host::Host::stream_identity)), and that context
-/// where the handle does not say which.
+/// What tells a stream from all others: its identity in its context (see
+/// [`Host::stream_identity`](crate::host::Host::stream_identity)), and that context where the handle does not say
+/// which.
 type Identity = (usize, usize);
 
 fn identity(stream: usize) -> Identity {

@@ -1,10 +1,7 @@
-//! Why graphs are launched whole, and the bounds behind that.
+//! Why graphs are launched whole.
 
 use crate::cuda::{CuResult, OUT_OF_MEMORY};
 use std::fmt;
-
-/// Graphs with more nodes are not copied: a copy for each part is made out of them.
-pub const NODES_MAX: usize = 16 * 1024;
 
 /// Why a graph is launched whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

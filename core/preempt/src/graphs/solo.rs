@@ -25,11 +25,9 @@ use crate::launch::KernelArguments;
 use crate::transformed;
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Acquire;
+use tally_contract::limits::GRAPH_SOLO_MAX as SOLO_MAX;
 use tally_ipc::layout::transform_state;
 use tally_rewriter::{TransformRefusal, names as kernel_names};
-
-/// Kernels of one chain that are launched by themselves, at most: the longest.
-pub const SOLO_MAX: usize = 16;
 
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
@@ -128,8 +126,8 @@ pub(super) type Value = [u64; 8];
 /// What an attribute's value is looked at for.
 type Test = fn(&Value) -> bool;
 
-/// Whether a node's kernel always stays in its part, by its attributes: it would run in another way by itself, or it is not
-/// known how to launch it with them.
+/// Whether a node's kernel always stays in its part, by its attributes: it would run in another way by itself, or it is
+/// not known how to launch it with them.
 fn stays(attribute: impl Fn(i32) -> Option<Value>) -> bool {
     let has = |which, is: Test| attribute(which).is_some_and(|value| is(&value));
     has(LAUNCH_ATTRIBUTE_CLUSTER, is_cluster)

@@ -12,12 +12,11 @@
 //!                 BRA to at + 16
 //! ```
 //!
-//! `s` and `t` are uniform registers that neither the kernel uses nor a function that it can reach. Threads that have parted share
-//! uniform registers, and hardware may change sides anywhere; so none is changed in steps: `s` is
-//! always the index and `t` always the first block, whoever writes them, and `U` is only ever
-//! written with the sum. (An addition of the constant itself would need no `t`, but gives something
-//! else on an H200: code of sm_90 only ever loads constants.) Nothing else of the code is touched, its
-//! entry neither: no block claims anything.
+//! `s` and `t` are uniform registers that neither the kernel uses nor a function that it can reach. Threads that have
+//! parted share uniform registers, and hardware may change sides anywhere; so none is changed in steps: `s` is always
+//! the index and `t` always the first block, whoever writes them, and `U` is only ever written with the sum. (An
+//! addition of the constant itself would need no `t`, but gives something else on an H200: code of sm_90 only ever
+//! loads constants.) Nothing else of the code is touched, its entry neither: no block claims anything.
 //!
 //! What could get at the index or the number in another way is refused: special registers by
 //! [`KNOWN`], words of bank 0 by [`KNOWN_WORDS`]; functions that are called, which other kernels may call too, if

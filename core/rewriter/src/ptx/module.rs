@@ -37,8 +37,8 @@ pub(super) struct Func<'a> {
 /// A variable of the module in `.global`, `.const` or an older space of textures.
 #[derive(Debug)]
 pub(super) struct Var {
-    /// Bytes in `.global`, with initial values, not visible outside the module, under a name that compilers give a string
-    /// literal. A program may find any other name, and write there.
+    /// Bytes in `.global`, with initial values, not visible outside the module, under a name that compilers give a
+    /// string literal. A program may find any other name, and write there.
     pub literal: bool,
     /// A table of CUDA's mathematical functions (the digits of 2/pi, coefficients), told by
     /// its name: with initial values, and not visible outside the module. Constant, under

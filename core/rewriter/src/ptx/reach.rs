@@ -22,8 +22,8 @@ pub(super) struct Reach {
 /// Reads all bodies and follows the calls.
 ///
 /// # Errors
-/// [`TransformRefusal::Malformed`] for a body that cannot be read, [`TransformRefusal::DeviceLaunch`] for a module that can launch
-/// kernels: which, is not known.
+/// [`TransformRefusal::Malformed`] for a body that cannot be read, [`TransformRefusal::DeviceLaunch`] for a module that
+/// can launch kernels: which, is not known.
 pub(super) fn reach(module: &Module<'_>) -> Result<Reach, TransformRefusal> {
     let entries: Result<Vec<Facts>, _> =
         module.entries.iter().map(|e| body::facts(module, inside(e.body), true)).collect();

@@ -122,7 +122,8 @@ fn a_green_context_may_end_while_its_streams_work() {
             say("done");
             hear();
             for stream in [inside, created] {
-                // SAFETY: a stream of ours. On the software device it outlives its green context; a GPU's driver says 709.
+                // SAFETY: a stream of ours. On the software device it outlives its green context; a GPU's driver says
+                // 709.
                 let destroyed = unsafe { (device.cuda.cuStreamDestroy_v2)(stream) };
                 assert_eq!(destroyed, if device.is_gpu() { 709 } else { 0 });
             }
@@ -250,8 +251,8 @@ fn a_program_with_a_context_of_its_own_gets_no_primary_one() {
     );
 }
 
-/// Who waits to make green contexts in a context that has ended makes none in a later one of the same handle: those that
-/// are not known would keep it.
+/// Who waits to make green contexts in a context that has ended makes none in a later one of the same handle: those
+/// that are not known would keep it.
 #[test]
 fn a_primary_context_ends_however_often_green_ones_were_to_be_made() {
     let rewrite = RewriteSettings { reserve_sms: vec![1], ..welcome().rewrite };

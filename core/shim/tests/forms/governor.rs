@@ -136,7 +136,8 @@ impl Governor {
         self.shared.client.ungated();
     }
 
-    /// Lets so many further launches start unasked, on at most `sms` SMs unless that is 0. The program launches nothing now.
+    /// Lets so many further launches start unasked, on at most `sms` SMs unless that is 0. The program launches nothing
+    /// now.
     pub fn lease(&self, launches: u64, sms: u32) {
         let Client { region, core, .. } = &self.shared.client;
         core.granted.width_sms.store(sms, SeqCst);

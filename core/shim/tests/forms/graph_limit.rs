@@ -234,8 +234,8 @@ fn a_graph_with_a_large_kernel_that_may_wait_is_never_limited() {
             let stream = device.stream(1);
             let words = device.words();
             words[1].store(1, SeqCst);
-            // Three kernels, of which one is the program's own and may wait: it has more blocks than the device holds, or no
-            // more, but more than the width has SMs. And five that may be limited.
+            // Three kernels, of which one is the program's own and may wait: it has more blocks than the device holds,
+            // or no more, but more than the width has SMs. And five that may be limited.
             let waits = [crowd(device), SMS]
                 .map(|blocks| holding(device, module, blocks, words.as_ptr() as u64, stream));
             let cells = device.cells(BLOCKS);

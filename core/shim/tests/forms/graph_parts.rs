@@ -116,7 +116,8 @@ fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() 
     );
 }
 
-/// An exec keeps what its kernels might have when it was made; a launch by itself would be refused, behind parts that ran.
+/// An exec keeps what its kernels might have when it was made; a launch by itself would be refused, behind parts that
+/// ran.
 #[test]
 fn a_graph_is_whole_while_its_kernel_may_have_less_shared_memory_than_in_it() {
     const MORE: u32 = 96 << 10;

@@ -10,9 +10,9 @@ use crate::{both, welcome};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+use tally_contract::limits::GRAPH_SOLO_MAX as SOLO_MAX;
 use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
-use tally_preempt::graphs::solo::SOLO_MAX;
 use tally_rewriter::TransformRefusal;
 
 pub const BLOCKS: u32 = 60;

@@ -15,8 +15,8 @@ use tally_ipc::ring::Answer;
 
 type Ptr = *mut std::ffi::c_void;
 
-/// `held`: each block waits until a word is set or a time is over, then counts itself. Nothing in its code tells that it
-/// waits for the host. For the same reason a GPU's compiler reads the word once: there, only the time ends the wait.
+/// `held`: each block waits until a word is set or a time is over, then counts itself. Nothing in its code tells that
+/// it waits for the host. For the same reason a GPU's compiler reads the word once: there, only the time ends the wait.
 const PTX: &str = r"
 .version 7.0
 .target sm_70

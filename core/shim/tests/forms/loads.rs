@@ -35,7 +35,7 @@ fn which(number: u32, padding: usize) -> String {
     st.global.u32 [%rd1], %r2;
     ret;
 }}
-//{}
+// {}
 ",
         "x".repeat(padding)
     )
@@ -60,8 +60,8 @@ fn two(number: u32) -> String {
     which(number, 0) + ".visible .entry another() { ret; }\n"
 }
 
-/// Two images of which each has `which`, told into one array: the second has fewer kernels, so that the array keeps one of
-/// the first's behind its own. What was in the array before is no handle at all.
+/// Two images of which each has `which`, told into one array: the second has fewer kernels, so that the array keeps one
+/// of the first's behind its own. What was in the array before is no handle at all.
 fn one_array_for_two(
     device: &Device,
     images: [Ptr; 2],

@@ -5,7 +5,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// First word of the file.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"TALLYSIM");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SOFTCUDA");
 /// Version of this layout. In the default file's name too, so that processes
 /// with libraries of two versions do not refuse one another's device.
 pub const VERSION: u32 = 1;

@@ -27,7 +27,7 @@ const RELOAD_EVERY: u64 = 8;
 const TOLD_EVERY: usize = 200;
 /// Times of this shared machine must not matter, and a stopped program is not waited for.
 const CONFIGURATION: &str = "[policy]\nwatch = false\n[policy.limits]\ncall_cpu_ms_max = 2000\n\
-     [policy.strikes]\nstall_ms = 60000\n[engine]\nhigh_stall_ms = 1000\n[profiles]\nsave_every_s = 1\n\
+     [policy.disabling]\nstall_ms = 60000\n[engine]\nhigh_stall_ms = 1000\n[profiles]\nsave_every_s = 1\n\
      [sm_limits]\nreserve_sms = [1]\n";
 const RANDOM_FORMS: &str = "form = 5\ntoggle_us = 4000\nhold_us = 1500\nseed = 5\n";
 /// Clients have a width, which changes.

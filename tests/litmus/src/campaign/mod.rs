@@ -271,9 +271,9 @@ fn start_load(plan: &Plan, setup: &Setup, scene: &Scene) -> Result<Process> {
     Ok(load)
 }
 
-/// Programs that misbehaved under Tally run bare again, so often, the second half beside another process's kernels: what
-/// does so bare as well, on a GPU whose rules the model does not all know, is told apart. What was shared through MPS
-/// runs through MPS here, too.
+/// Programs that misbehaved under Tally run bare again, so often, the second half beside another process's kernels:
+/// what does so bare as well, on a GPU whose rules the model does not all know, is told apart. What was shared through
+/// MPS runs through MPS here, too.
 fn confirm(artefacts: &Artefacts, plan: &Plan, rows: &mut [Row]) -> Result<()> {
     for is_mps in [false, true] {
         let (mine, others): (Vec<_>, Vec<_>) =

@@ -1,4 +1,4 @@
-//! What came of it.
+//! The report of a campaign: which programs hung, failed or gave other results.
 
 use super::differs;
 use super::drive::Outcome;

@@ -19,8 +19,8 @@
 //!     are waited for. Left out only where queues are assigned dynamically (8 connections or more) and the
 //!     program's streams of that context are at most half as many.
 //!   - *Depth*: no more than [`DEPTH_MAX`] pieces of work are under way in a context.
-//!   - *Calls that wait for the device* (`cuMemFree`, loads and unloads of modules, the end of an exec or a context) wait
-//!     for all of it, and any call of another thread may wait for them. Queries and plain stores never wait.
+//!   - *Calls that wait for the device* (`cuMemFree`, loads and unloads of modules, the end of an exec or a context)
+//!     wait for all of it, and any call of another thread may wait for them. Queries and plain stores never wait.
 //!   - `CUDA_LAUNCH_BLOCKING`: a launch returns when its work has ended, and any call of another thread may wait for
 //!     it. A copy from pageable memory returns when it has ended.
 //!   - *Graphs*: with fewer than 8 connections, or blocking launches, nodes that do not depend on each other

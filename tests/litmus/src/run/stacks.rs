@@ -8,8 +8,8 @@ const DEPTH_MAX: usize = 48;
 const THREADS_MAX: usize = 64;
 /// The frames below are not known yet.
 const UNKNOWN: usize = usize::MAX;
-/// How long a thread has to say where it is: one that blocks signals, or is in a system call that cannot be interrupted,
-/// does not.
+/// How long a thread has to say where it is: one that blocks signals, or is in a system call that cannot be
+/// interrupted, does not.
 const WAIT_MAX: Duration = Duration::from_millis(50);
 
 static FRAMES: [AtomicUsize; DEPTH_MAX] = [const { AtomicUsize::new(0) }; DEPTH_MAX];

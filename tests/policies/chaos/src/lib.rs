@@ -337,8 +337,8 @@ fn described() -> u64 {
     clients + kernel
 }
 
-/// All figures of client 1's service, each in decimal digits of its own; 0 if it has none. Those of tokens are added up,
-/// each a different number of times.
+/// All figures of client 1's service, each in decimal digits of its own; 0 if it has none. Those of tokens are added
+/// up, each a different number of times.
 fn served() -> u64 {
     let Some(it) = host::service(1) else { return 0 };
     let (slo_ns, percentile) = it.objective.map_or((0, 0.0), |o| (o.slo_ns, o.percentile));

@@ -4,8 +4,8 @@
 //! where that is on offer, and has its kernel transformed where it could be. Clients are asked to
 //! yield, and to go on, after random times (from a seed: the same every run). Nothing is
 //! held back, so that as many launches as possible are under way; but with `form = 5`
-//! launches are held at random, and each gets one of the forms on offer, of a random size. With `form = 6` all run, with
-//! leases, and clients have a width: `sms` (0: all), or with `toggle_us` another one after random times.
+//! launches are held at random, and each gets one of the forms on offer, of a random size. With `form = 6` all run,
+//! with leases, and clients have a width: `sms` (0: all), or with `toggle_us` another one after random times.
 
 use std::fmt::Write as _;
 use tally_sdk::config::Config;

@@ -28,8 +28,8 @@ const FUTILE_FACTOR: f64 = 3.0;
 /// Evidence of 2 hints at a difference.
 const FUTILE_LN_E_MAX: f64 = 0.69;
 
-/// Whether more blocks of B than of A were slow, by more than chance makes likely: a slow state that has been seen in few
-/// blocks yet does not show in the figure over all requests.
+/// Whether more blocks of B than of A were slow, by more than chance makes likely: a slow state that has been seen in
+/// few blocks yet does not show in the figure over all requests.
 pub fn is_more_than_chance([a, b]: [usize; 2]) -> bool {
     let (a, b) = (a as f64, b as f64);
     b > a + SLOW_BLOCKS_SD * a.sqrt()

@@ -93,7 +93,7 @@ fn begin(how: Begin) -> &'static str {
 fn line(record: &Record, context: &Context, reasons: &BTreeMap<u8, String>) -> String {
     match record {
         Record::Policy(p) => format!("policy {} generation {} {}", p.name, p.generation, p.digest),
-        Record::Base(_) => "the world, anew".into(),
+        Record::Base(_) => "a new description of clients and kernels follows".into(),
         Record::Kernel { id, key } => {
             format!("kernel {id}: {} grid {:?} block {:?}", key.name, key.grid, key.block)
         }

@@ -27,10 +27,10 @@ fn show(out: &mut impl Write, records: &[PolicyRecord], now_s: u64) -> std::io::
         ("GENERATION", Right),
         ("NAME", Left),
         ("SHA256", Left),
-        ("CAME", Left),
+        ("LOADED BECAUSE", Left),
         ("AGO", Right),
         ("STATE", Left),
-        ("WENT", Left),
+        ("UNLOADED BECAUSE", Left),
         ("DECIDES", Right),
         ("FAULTS", Right),
         ("KEPT", Left),
@@ -86,7 +86,7 @@ mod tests {
     use tally_admin::{Disabled, FaultCounts, LoadedBecause, Restored, UnloadedBecause};
 
     #[test]
-    fn the_latest_comes_first_and_strikes_are_told_in_full() {
+    fn the_latest_comes_first_and_faults_are_told_in_full() {
         let how = Disabled {
             kind: "trap".into(),
             message: "unreachable\n  at chaos".into(),
@@ -110,7 +110,7 @@ mod tests {
             PolicyRecord {
                 generation: 2,
                 name: "new".into(),
-                loaded_because: LoadedBecause::Strikes,
+                loaded_because: LoadedBecause::Fallback,
                 same_as_generation: 1,
                 loaded_at_unix_s: 400,
                 restored: Restored::Accepted,
@@ -123,7 +123,7 @@ mod tests {
         let shown = String::from_utf8(out).unwrap();
         let at =
             |word: &str| shown.find(word).unwrap_or_else(|| panic!("{word:?} is not in\n{shown}"));
-        assert!(at("strikes of 1") < at("disabled"));
+        assert!(at("fallback of 1") < at("disabled"));
         assert!(at("1 was disabled: trap: unreachable") > at("disabled"));
         assert!(shown.contains("100 s") && shown.contains("6 min") && shown.contains("active"));
         assert!(shown.contains(" 0123456789abcdef  start "), "{shown}");

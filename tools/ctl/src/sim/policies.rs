@@ -66,7 +66,7 @@ impl Policies {
     #[cfg(not(feature = "wasm"))]
     fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         Err(CtlError::Usage(format!(
-            "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in, native:tally-priority or none"
+            "--policy {file}: this tallyctl was built without WebAssembly (feature `wasm`); expected built-in, native:NAME or none"
         )))
     }
 }

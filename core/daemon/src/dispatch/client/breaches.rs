@@ -1,9 +1,9 @@
-//! What a client writes beyond bounds that every shim keeps, whatever its program does: counted, and in the end its client is
-//! disconnected. Each is bounded where it is read, so until then it costs nobody else.
+//! What a client writes beyond bounds that every shim keeps, whatever its program does: counted, and in the end its
+//! client is disconnected. Each is bounded where it is read, so until then it costs nobody else.
 //!
-//! No breach is what a program can cause (shapes of launches, times of marks, NVTX ranges), what a thread that is stopped
-//! or killed at any point leaves behind, or a completion word that runs ahead: ungated launches have numbers, too, and
-//! are never submitted.
+//! No breach is what a program can cause (shapes of launches, times of marks, NVTX ranges), what a thread that is
+//! stopped or killed at any point leaves behind, or a completion word that runs ahead: ungated launches have numbers,
+//! too, and are never submitted.
 
 use super::DispatchClient;
 use tally_contract::limits::{BREACHES_MAX, TICKETS_AHEAD_MAX, TURNAROUNDS_AHEAD_MAX};

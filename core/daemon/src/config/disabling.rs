@@ -1,4 +1,4 @@
-//! `[policy.strikes]`: what becomes of a policy that fails.
+//! `[policy.disabling]`: what becomes of a policy that fails.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,11 +15,11 @@ pub enum Restore {
     BuiltIn,
 }
 
-/// `[policy.strikes]`. How many faults disable a policy, and when they are
+/// `[policy.disabling]`. How many faults disable a policy, and when they are
 /// forgotten, is `faults_max` and `faults_forgotten_after_s` of `[policy.limits]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Strikes {
+pub struct Disabling {
     /// What takes the place of a policy that was disabled.
     pub restore: Restore,
     /// Wait before another policy is put in place if the replacement was disabled, too; doubled each
@@ -35,9 +35,9 @@ pub struct Strikes {
     pub stall_ms: u64,
 }
 
-impl Default for Strikes {
+impl Default for Disabling {
     fn default() -> Self {
-        Strikes {
+        Disabling {
             restore: Restore::LastGood,
             back_off_initial_ms: 1_000,
             back_off_max_ms: 60_000,
@@ -46,7 +46,7 @@ impl Default for Strikes {
     }
 }
 
-impl Strikes {
+impl Disabling {
     /// `stall_ms` for the engine: `u64::MAX` if there is no limit.
     pub fn stall_ns(&self) -> u64 {
         if self.stall_ms == 0 { u64::MAX } else { self.stall_ms * 1_000_000 }
@@ -70,9 +70,9 @@ mod tests {
 
     #[test]
     fn the_first_is_replaced_at_once_and_later_ones_ever_later() {
-        let strikes = Strikes::default();
+        let disabling = Disabling::default();
         let ms = |again| {
-            [1, 2, 3, 4, 7, 8, 9, u32::MAX].map(|row| strikes.delay(row, again).as_millis())
+            [1, 2, 3, 4, 7, 8, 9, u32::MAX].map(|row| disabling.delay(row, again).as_millis())
         };
         assert_eq!(ms(false), [0, 1_000, 2_000, 4_000, 32_000, 60_000, 60_000, 60_000]);
         assert_eq!(ms(true), [1_000, 2_000, 4_000, 8_000, 60_000, 60_000, 60_000, 60_000]);
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn no_stall_is_no_bound() {
-        assert_eq!(Strikes { stall_ms: 0, ..Strikes::default() }.stall_ns(), u64::MAX);
-        assert_eq!(Strikes::default().stall_ns(), 1_000_000_000);
+        assert_eq!(Disabling { stall_ms: 0, ..Disabling::default() }.stall_ns(), u64::MAX);
+        assert_eq!(Disabling::default().stall_ns(), 1_000_000_000);
     }
 }
