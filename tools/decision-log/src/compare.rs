@@ -174,7 +174,7 @@ pub struct Share {
     pub parted: u64,
 }
 
-/// Counts rise.
+/// Counts of equal and unequal decisions, which only rise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     pub decisions: u64,
