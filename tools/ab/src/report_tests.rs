@@ -159,7 +159,7 @@ fn loads_that_are_far_apart_are_told_and_not_called_the_same() {
     let ratio = &mut report.sample_ratio;
     (ratio.a_per_s, ratio.b_per_s) = (12.6, 36.6);
     assert!(report.text().contains("2.9 times as many under one"), "{}", report.text());
-    let notes = report.think_twice().join("\n");
+    let notes = report.think_twice(Vec::new()).join("\n");
     assert!(notes.contains("far apart"), "{notes}");
     report.sample_ratio.a_per_s = 0.0;
     assert!(report.text().contains("one arm served none"), "{}", report.text());
@@ -168,7 +168,7 @@ fn loads_that_are_far_apart_are_told_and_not_called_the_same() {
     let ratio = &mut report.sample_ratio;
     (ratio.a_per_s, ratio.b_per_s, ratio.mismatch) = (36.0, 36.6, false);
     assert!(report.text().contains("no difference is shown"), "{}", report.text());
-    let notes = report.think_twice();
+    let notes = report.think_twice(Vec::new());
     assert!(notes.len() == 1 && notes[0].contains("inside the program"), "{notes:?}");
 }
 
