@@ -120,8 +120,8 @@ fn combined() -> (Vec<PooledRow>, Vec<String>) {
     (rows, failures)
 }
 
-/// Verdicts of each trap, by either metric; the first two also with a guard, and starvation of one client with the guard
-/// that says that it is one.
+/// Verdicts of each trap, by either metric; the first two also with a guard, and starvation of one client with the
+/// guard that says that it is one.
 fn trapped() -> (Value, Vec<String>) {
     let with_guard = [Trap::ServesNothing, Trap::StallsLongerThanABlock];
     let metrics = [Metric::HpP99, Metric::BeThroughput];

@@ -44,8 +44,8 @@
 //! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
 //! services can spare ([`tally_fairness`]).
 //!
-//! Of a service whose tokens have an objective, units of tokens (marked ones, else those that begin with the launch of a
-//! CUDA graph) keep it, all others bear nothing, and it may be busy all of the time.
+//! Of a service whose tokens have an objective, units of tokens (marked ones, else those that begin with the launch of
+//! a CUDA graph) keep it, all others bear nothing, and it may be busy all of the time.
 //!
 //! Where contexts take turns (`time-sliced`) time cannot be shared within a unit: best effort is held while
 //! high-priority work is active.

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 pub struct Beside {
     /// `hp_p50`, `hp_p99`, `token_p99`, `be_throughput`, `requests`, `slo_attainment` or `tpot_attainment`.
     pub name: String,
-    /// Of the blocks' figures; attainments: of all requests or tokens. Bounds at a level divided by the number of figures,
-    /// those of [`Rate`] included: all of them hold at once.
+    /// Of the blocks' figures; attainments: of all requests or tokens. Bounds at a level divided by the number of
+    /// figures, those of [`Rate`] included: all of them hold at once.
     #[serde(flatten)]
     pub effect: Effect,
     pub pairs: usize,

@@ -49,8 +49,8 @@ pub fn index(shares: &[Share]) -> Option<f64> {
     (shares.len() >= 2 && squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
-/// Blocks taken together until they are as long as a guard's window: in a short block few launches end, and their number
-/// is uneven by chance.
+/// Blocks taken together until they are as long as a guard's window: in a short block few launches end, and their
+/// number is uneven by chance.
 #[derive(Clone, Debug, Default)]
 pub struct Blocks {
     shares: Vec<Share>,

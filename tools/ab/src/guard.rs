@@ -11,9 +11,9 @@
 //! | `be_throughput>20%`, `>200ms/s` | best-effort work, GPU time a second | it is less, once the window is full |
 //! | `be_fairness>0.9` | Jain's index of best-effort clients' work: see [`crate::fairness`] | it is less in blocks of B that together are as long as the window |
 //!
-//! A guard with a limit of its own protects users; it is no test: it has no level, and a breach
-//! proves nothing but that the limit was not kept. One relative to A is a test. A guard that saw nothing to judge has not
-//! been kept: no B is promoted with it.
+//! A guard with a limit of its own protects users; it is no test: it has no level, and a breach proves nothing but that
+//! the limit was not kept. One relative to A is a test. A guard that saw nothing to judge has not been kept: no B is
+//! promoted with it.
 
 use crate::betting::Betting;
 use crate::fairness::{Blocks, Share};

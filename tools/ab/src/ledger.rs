@@ -1,5 +1,5 @@
-//! Which block a request, or a token, belongs to. What is said of requests here holds for tokens; each kind has a ledger
-//! of its own.
+//! Which block a request, or a token, belongs to. What is said of requests here holds for tokens; each kind has a
+//! ledger of its own.
 //!
 //! A request belongs to the block in which it began, with its whole length, however late it
 //! ends: so a policy that stalls requests is charged for them though they end under the

@@ -36,7 +36,7 @@ pub(crate) enum Basis {
     Tail(Unit),
     /// How many of these keep their objective.
     Attainment(Unit),
-    /// Best-effort work.
+    /// GPU time of best-effort launches that ended.
     Work,
 }
 
@@ -88,8 +88,8 @@ impl Metric {
         matches!(self.basis(), Basis::Tail(_))
     }
 
-    /// A block's figure: ns, GPU ns for each s, or a share. `None` if the block says nothing. `slo_ns`: the objective of
-    /// all requests; without it each is judged by its client's own.
+    /// A block's figure: ns, GPU ns for each s, or a share. `None` if the block says nothing. `slo_ns`: the objective
+    /// of all requests; without it each is judged by its client's own.
     pub fn value(self, sample: &Sample, slo_ns: Option<u64>) -> Option<f64> {
         match self.basis() {
             Basis::Tail(unit) if sample.of(unit).count() < REQUESTS_MIN => None,

@@ -72,7 +72,8 @@ pub struct Block {
     /// Times that best-effort clients were asked to yield.
     #[serde(default)]
     pub preemptions: u64,
-    /// Jain's index of the work, by weight, of best-effort clients that had work all the time; `null` for fewer than two.
+    /// Jain's index of the work, by weight, of best-effort clients that had work all the time; `null` for fewer than
+    /// two.
     #[serde(default)]
     pub be_fairness: Option<f64>,
 }
@@ -217,7 +218,8 @@ pub struct Report {
     pub e_value: f64,
     /// How it was decided, and from where.
     pub test: String,
-    /// The effect; bounds exact if B's effect is one ratio in all blocks. Of an attainment that of all requests or tokens.
+    /// The effect; bounds exact if B's effect is one ratio in all blocks. Of an attainment that of all requests or
+    /// tokens.
     pub effect: Effect,
     /// The mean effect; bounds for many pairs.
     pub mean_effect: Effect,

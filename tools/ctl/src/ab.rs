@@ -91,7 +91,8 @@ pub struct StartArgs {
     #[arg(long)]
     replace_active: bool,
     /// What is compared: hp_p99 or token_p99 (99th percentile of high-priority requests, or of tokens), be_throughput
-    /// (best-effort work a second), slo_attainment or tpot_attainment (share of requests, or tokens, within the objective).
+    /// (best-effort work a second), slo_attainment or tpot_attainment (share of requests, or tokens, within the
+    /// objective).
     #[arg(long, value_name = "METRIC")]
     metric: Metric,
     /// Length of a block; each has one active policy. Default: 1s, and less where requests suffice.

@@ -19,7 +19,7 @@ pub(super) struct Tokens {
     limit_ns: Option<u64>,
 }
 
-/// See the module's documentation.
+/// Since the last pass, and since the last cut.
 #[derive(Debug)]
 pub(super) struct Sampled {
     /// The test has what ended in the last pass.

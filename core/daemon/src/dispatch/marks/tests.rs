@@ -524,8 +524,8 @@ fn marked_tokens_with_an_objective_are_the_units_of_policies() {
     assert_eq!((tokens.count, tokens.within), (4, 3), "that without an objective keeps none");
 }
 
-/// Tokens that a test has of the last pass: how many, how many kept the objective, of how many, and when those began that
-/// are carried.
+/// Tokens that a test has of the last pass: how many, how many kept the objective, of how many, and when those began
+/// that are carried.
 fn sampled_tokens(client: &mut Client) -> (u64, u64, u64, Vec<u64>) {
     let mut sample = Sample::new();
     client.marks.sample(None, &mut sample);
