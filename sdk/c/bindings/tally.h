@@ -215,7 +215,7 @@ typedef struct tally_policy_services_service_t {
   uint64_t   open_deadline_ns;
   // The objective for tokens is one of its.
   bool   open_is_token;
-  // Units that ended since the client joined, or since it marked its first request.
+  // Units that ended since the client joined, or since it marked its first request or token.
   uint64_t   units;
   // Those of them that kept the objective of their time.
   uint64_t   units_within;
