@@ -417,7 +417,8 @@ impl Herald {
     fn beside(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
         let open = || self.services.iter().filter(|service| service.left_ns().is_some());
         let sms = open().map(Service::sms).reduce(|a, b| Some(a?.min(b?)))??;
-        let can = launch.can_limit() || !exceeds(launch, sms);
+        let is_small = !exceeds(launch, sms) && launch.predicted_ns != UNKNOWN;
+        let can = launch.can_limit() || is_small;
         // A light one costs less than the change of SMs.
         (can && cost_ns >= launch.predicted_ns).then_some(sms)
     }

@@ -124,10 +124,11 @@ fn differences(experiment: &Experiment, figure: Figure) -> Vec<f64> {
 
 /// A figure of how long requests take that is surely more than so many times A's, and how many times it is.
 pub(crate) fn slower(experiment: &Experiment, times: f64) -> Option<(&'static str, f64)> {
-    let latencies = RATIOS.into_iter().filter(|(name, _)| name.starts_with("hp_"));
+    let is_latency = |name: &str| name.starts_with("hp_") || name == "token_p99";
+    let latencies = RATIOS.into_iter().filter(|(name, _)| is_latency(name));
     // What decides does not depend on which other figures there are to report.
     let plan = experiment.plan();
-    let alpha = plan.alpha / (DECIDING + usize::from(plan.slo_ns.is_some())) as f64;
+    let alpha = plan.alpha / (DECIDING + 1 + usize::from(plan.slo_ns.is_some())) as f64;
     let mut slower = latencies.filter_map(|(name, figure)| {
         let differences = differences(experiment, figure);
         // Much cheaper than an interval.

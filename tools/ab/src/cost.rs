@@ -30,9 +30,9 @@ pub(crate) fn matters(experiment: &Experiment) -> bool {
     allowed_of(experiment.plan(), experiment.blocks()).is_some()
 }
 
-/// The same as [`allowed`], and `None` without requests.
+/// The same as [`allowed`], and `None` without requests and tokens.
 pub(crate) fn allowed_of(plan: &Plan, blocks: &[Block]) -> Option<f64> {
-    allowed(plan).filter(|_| blocks.iter().any(|block| block.requests > 0))
+    allowed(plan).filter(|_| blocks.iter().any(|block| block.requests > 0 || block.tokens > 0))
 }
 
 /// The percentile of all requests, if it matters.

@@ -244,6 +244,8 @@ pub struct Relative {
     times: f64,
     betting: Betting,
     /// Pairs, and logarithms of B's figure over A's summed over them.
+    /// Pairs of blocks that ended, and those of them that both had units.
+    pairs_seen: u32,
     pairs: u32,
     sum: f64,
 }
@@ -254,7 +256,7 @@ impl Relative {
         let relative = guards.iter().filter_map(|guard| {
             let Limit::TimesA { unit, share, times } = guard.limit else { return None };
             let (guard, betting) = (guard.clone(), Betting::new());
-            Some(Relative { guard, unit, share, times, betting, pairs: 0, sum: 0.0 })
+            Some(Relative { guard, unit, share, times, betting, pairs_seen: 0, pairs: 0, sum: 0.0 })
         });
         relative.collect()
     }
@@ -264,6 +266,7 @@ impl Relative {
         let of = |sample: &Sample| {
             sample.of(self.unit).quantile_ns(self.share).map(|ns| (ns as f64).ln())
         };
+        self.pairs_seen += 1;
         let difference = of(b)? - of(a)?;
         self.pairs += 1;
         self.sum += difference;
@@ -278,14 +281,14 @@ impl Relative {
         })
     }
 
-    /// If no pair had anything to judge: what was missing.
+    /// If fewer than half of the pairs had anything to judge: what was missing.
     pub fn unjudged(&self) -> Option<String> {
-        (self.pairs == 0).then(|| unjudged(&self.guard))
+        (self.pairs == 0 || 2 * self.pairs < self.pairs_seen).then(|| unjudged(&self.guard))
     }
 }
 
 fn unjudged(guard: &Guard) -> String {
-    format!("guard {guard} has judged nothing: {}", guard.missing())
+    format!("guard {guard} has judged nothing, or too little: {}", guard.missing())
 }
 
 /// What guards need of a stretch of time.
@@ -472,7 +475,7 @@ impl Window {
                         time(ns as f64)
                     )
                 });
-                (units > 0, breach)
+                (units >= SLOW_REQUESTS_MIN, breach)
             }
             Limit::Attained { unit, least } => {
                 let is_too_old =

@@ -102,6 +102,9 @@ impl Ledger {
         for at in first..self.stretches.len() {
             let until_ns = self.stretches.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
             let stretch = &mut self.stretches[at];
+            if ended_ns <= stretch.from_ns {
+                break;
+            }
             let ns = ended_ns.min(until_ns).saturating_sub(stretch.from_ns);
             if ns > stretch.washout_ns {
                 stretch.inherited.add_one(ns, request.limit_ns);

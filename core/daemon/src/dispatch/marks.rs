@@ -23,6 +23,8 @@ use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What, even_ns};
 
 /// How far in the future an end may be, ns: a pass has one time, and units end while it lasts.
 const AHEAD_NS_MAX: u64 = 1_000_000_000;
+/// After so many requests without a marked token the program makes none any more.
+const TOKEN_REQUESTS: u32 = 64;
 /// A slot taken and not published for so long is passed over.
 const STUCK_NS: u64 = 1_000_000_000;
 
@@ -187,6 +189,8 @@ pub struct Marks {
     has_tokens: bool,
     /// The first marked token was seen in the last pass.
     is_first_token: bool,
+    /// Requests that ended since the last marked token, while none was open.
+    since_token: u32,
     /// Tokens that ended in the last pass, while they have an objective: what each took, ns, and how many.
     tokens_ended: Vec<(u64, u32)>,
     tokens: Option<Box<Times>>,
@@ -224,6 +228,7 @@ impl Marks {
             tpot_ns: None,
             has_tokens: false,
             is_first_token: false,
+            since_token: 0,
             tokens_ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
             tokens: None,
             prefills: None,
@@ -366,13 +371,13 @@ impl Marks {
             Kind::Stream => {
                 self.count_graphs(now_ns, stated, unit);
                 if !self.has_requests {
-                    self.ended.push(unit);
+                    self.ends_request(unit);
                 }
                 return;
             }
             Kind::Request => {
                 self.has_requests = true;
-                self.ended.push(unit);
+                self.ends_request(unit);
                 return;
             }
             Kind::Token => {
@@ -380,6 +385,7 @@ impl Marks {
                 if let Some(at) = self.open_tokens.iter().position(|open| open.is(&unit.open)) {
                     self.open_tokens.swap_remove(at);
                 }
+                self.since_token = 0;
                 if !std::mem::replace(&mut self.has_tokens, true) {
                     // Of the same tokens, or before them.
                     self.tokens = None;
@@ -397,6 +403,11 @@ impl Marks {
             Kind::Prefill => &mut self.prefills,
         };
         times.get_or_insert_with(|| Times::new(now_ns)).record(now_ns, unit.ns, 1);
+    }
+
+    fn ends_request(&mut self, unit: Unit) {
+        self.ended.push(unit);
+        self.since_token = self.since_token.saturating_add(self.open_tokens.is_empty().into());
     }
 
     /// Each graph launch of a unit is a token, if tokens have an objective and are not marked: it takes its share of
@@ -490,9 +501,9 @@ impl Marks {
         self.open_since_ns().min()
     }
 
-    /// Policies' units are the marked tokens: those have an objective.
+    /// Policies' units are the marked tokens: those have an objective, and the program still marks some.
     pub fn tokens_are_units(&self) -> bool {
-        self.has_tokens && self.tpot_ns.is_some()
+        self.has_tokens && self.tpot_ns.is_some() && self.since_token < TOKEN_REQUESTS
     }
 
     /// The oldest unit under way: a token, if those are units, else a request.

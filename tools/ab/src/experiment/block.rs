@@ -85,6 +85,8 @@ impl Experiment {
         let shares = fairness::between(&self.best_effort, &sample.best_effort, span_ns);
         let fairness = fairness::index(&shares);
         self.phase = Phase::Between;
+        // Before the pair, which may be the last one.
+        self.judge_fairness(now_ns, &shares, span_ns);
         match self.first.take() {
             None => {
                 let (block, _) = self.block(self.arm, number, sample.clone(), fairness);
@@ -109,7 +111,6 @@ impl Experiment {
                 self.end_pair(now_ns, &a.0, &b.0);
             }
         }
-        self.judge_fairness(now_ns, &shares, span_ns);
         let last = self.arm;
         self.arm = self.assignment.next_arm();
         // After a pair: A serves already, or is to be put active first.

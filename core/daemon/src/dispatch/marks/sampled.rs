@@ -6,6 +6,9 @@ use tally_ab::sample::{Carried, UnderWay, Units};
 use tally_ab::{Sample, Unit as Of};
 use tally_contract::limits::PASS_MARKS_CLIENT_MAX;
 
+/// Tokens of one unit that are carried over a cut, at most: all of them took the same time.
+const CARRIED_MAX: u64 = 64;
+
 /// Tokens that ended, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tokens {
@@ -59,8 +62,7 @@ impl Tokens {
         let Tokens { began_ns, ns, queue_known, limit_ns, .. } = *self;
         let count = u64::from(self.count);
         let before = cut_ns.saturating_sub(began_ns).div_ceil(ns.max(1)).min(count);
-        // A graph's count has 16 bits.
-        for at in 0..before {
+        for at in 0..before.min(CARRIED_MAX) {
             to.carry(Carried {
                 began_ns: began_ns.saturating_add(at * ns),
                 ns,

@@ -1,11 +1,12 @@
 use super::*;
-use crate::dispatch::service::{Looked, Service};
 use tally_ab::Sample;
 use tally_ab::sample::Carried;
+use tally_engine::EngineConfig;
 use tally_engine::policy::{Class, ClientInfo};
-use tally_engine::{EndedUnits, EngineConfig};
 use tally_ipc::ClientRegion;
 use tally_ipc::map::{self, Mapped};
+
+mod units;
 
 const MS: u64 = 1_000_000;
 /// When the client of these tests registers.
@@ -462,66 +463,6 @@ fn lies_about_graphs_are_bounded() {
     let numbers = client.tokens(START + 4 * MS);
     assert_eq!(numbers.count, u64::from(u16::MAX) + 1);
     assert!(numbers.p99_ns <= 3 * MS, "{numbers:?}");
-}
-
-fn begin(client: &Client, identity: usize, kind: Kind, began_ns: u64) {
-    client.region.marks.begin(identity, began_ns, What::marked(kind, None).pack());
-}
-
-fn end(client: &Client, identity: usize, kind: Kind, began_ns: u64, ended_ns: u64) {
-    client.ended(kind, None, began_ns, ended_ns);
-    client.region.marks.free(identity);
-}
-
-/// Two tokens in a request, as an eager server marks them.
-#[test]
-fn marked_tokens_with_an_objective_are_the_units_of_policies() {
-    let mut client = Client::new();
-    let mut service = Service::new(None, START);
-    client.marks.set_tpot(START, Some(3 * MS));
-    let mut look = |client: &mut Client, now_ns| {
-        client.read(now_ns);
-        service.look(now_ns, &client.marks)
-    };
-    let unit = |since_ns, is_token| Some(OpenUnit { since_ns, is_token });
-    let ended = |units, took_ns| Some(EndedUnits { units, took_ns });
-    begin(&client, 1, Kind::Request, START + MS);
-    assert_eq!(look(&mut client, START + MS).began, unit(START + MS, false));
-    begin(&client, 2, Kind::Token, START + 2 * MS);
-    assert_eq!(look(&mut client, START + 2 * MS), Looked::default(), "it may be the only one");
-    end(&client, 2, Kind::Token, START + 2 * MS, START + 4 * MS);
-    let looked = look(&mut client, START + 4 * MS);
-    assert_eq!((looked.begins_anew, looked.ended), (true, ended(1, 2 * MS)));
-    assert_eq!(looked.began, unit(START + MS, false), "the request is still open");
-    begin(&client, 2, Kind::Token, START + 5 * MS);
-    let looked = look(&mut client, START + 5 * MS);
-    assert_eq!((looked.ended, looked.began), (ended(0, 0), unit(START + 5 * MS, true)));
-    // The next one in the same pass, and then one that ends with the request.
-    end(&client, 2, Kind::Token, START + 5 * MS, START + 6 * MS);
-    begin(&client, 2, Kind::Token, START + 6 * MS);
-    let looked = look(&mut client, START + 6 * MS);
-    assert_eq!((looked.ended, looked.began), (ended(1, MS), unit(START + 6 * MS, true)));
-    end(&client, 2, Kind::Token, START + 6 * MS, START + 9 * MS);
-    end(&client, 1, Kind::Request, START + MS, START + 9 * MS);
-    assert_eq!(
-        look(&mut client, START + 9 * MS),
-        Looked { ended: ended(1, 3 * MS), ..Looked::default() }
-    );
-    // Between requests, and without an objective, as before.
-    begin(&client, 1, Kind::Request, START + 10 * MS);
-    look(&mut client, START + 10 * MS);
-    end(&client, 1, Kind::Request, START + 10 * MS, START + 11 * MS);
-    assert_eq!(look(&mut client, START + 11 * MS).ended, ended(0, 0), "a request is none");
-    client.marks.set_tpot(START + 11 * MS, None);
-    begin(&client, 1, Kind::Request, START + 12 * MS);
-    begin(&client, 2, Kind::Token, START + 12 * MS);
-    assert_eq!(look(&mut client, START + 12 * MS).began, unit(START + 12 * MS, false));
-    end(&client, 2, Kind::Token, START + 12 * MS, START + 13 * MS);
-    end(&client, 1, Kind::Request, START + 12 * MS, START + 14 * MS);
-    assert_eq!(look(&mut client, START + 14 * MS).ended, ended(1, 2 * MS));
-    assert_eq!(service.numbers().requests, 3);
-    let tokens = client.numbers(START + 14 * MS).tokens;
-    assert_eq!((tokens.count, tokens.within), (4, 3), "that without an objective keeps none");
 }
 
 /// Tokens that a test has of the last pass: how many, how many kept the objective, of how many, and when those began
