@@ -102,7 +102,7 @@ pub fn end(stream: usize, real: impl FnOnce() -> CuResult) -> CuResult {
 }
 
 /// Destroy streams by calling the driver, by themselves or with their context; whether it did, `destroy` says. They are
-/// not capturing any more then. Once the driver has let go of them, their handles may be another thread's new streams,
+/// not capturing any more then. Once the driver has freed them, their handles may be another thread's new streams,
 /// which capture already.
 pub fn destroying(streams: &[usize], destroy: impl FnOnce() -> bool) -> bool {
     let mut captured = Vec::new();
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_capture_in_a_new_stream_of_the_same_handle_stays_known() {
         let capture_again = || {
-            // Another thread's stream, as soon as the driver has let go of the first one.
+            // Another thread's stream, as soon as the driver has freed the first one.
             std::thread::spawn(|| assert_eq!(begin(STREAM, || SUCCESS), SUCCESS)).join().unwrap();
             true
         };
