@@ -14,26 +14,32 @@ pub(crate) struct RecentUnits {
     next: usize,
     /// The same, shortest first.
     sorted_ns: Vec<u64>,
+    /// Which of `took_ns` kept the objective, and how many did.
+    kept: Vec<bool>,
+    within: u32,
 }
 
 impl RecentUnits {
     pub fn new() -> Self {
         let times = || Vec::with_capacity(RECENT_UNITS);
-        RecentUnits { took_ns: times(), next: 0, sorted_ns: times() }
+        let kept = Vec::with_capacity(RECENT_UNITS);
+        RecentUnits { took_ns: times(), next: 0, sorted_ns: times(), kept, within: 0 }
     }
 
     pub fn clear(&mut self) {
         self.took_ns.clear();
         self.sorted_ns.clear();
-        self.next = 0;
+        self.kept.clear();
+        (self.next, self.within) = (0, 0);
     }
 
-    /// Note so many units that took so long each. Costs no more than one sort of [`RECENT_UNITS`], however many.
-    pub fn add(&mut self, units: u32, took_ns: u64) {
+    /// Note so many units that took so long each, and whether that kept the objective. Costs no more than one sort of
+    /// [`RECENT_UNITS`], however many.
+    pub fn add(&mut self, units: u32, took_ns: u64, is_kept: bool) {
         let units = (units as usize).min(RECENT_UNITS);
         let is_sorted_once = units > SORTED_SINGLY_MAX;
         for _ in 0..units {
-            let old_ns = self.note(took_ns);
+            let old_ns = self.note(took_ns, is_kept);
             if !is_sorted_once {
                 if let Some(old_ns) = old_ns {
                     let at = self.sorted_ns.partition_point(|ns| *ns < old_ns);
@@ -50,11 +56,15 @@ impl RecentUnits {
     }
 
     /// The time whose place it took.
-    fn note(&mut self, took_ns: u64) -> Option<u64> {
+    fn note(&mut self, took_ns: u64, is_kept: bool) -> Option<u64> {
+        self.within += u32::from(is_kept);
         if self.took_ns.len() < RECENT_UNITS {
             self.took_ns.push(took_ns);
+            self.kept.push(is_kept);
             return None;
         }
+        let was_kept = std::mem::replace(&mut self.kept[self.next], is_kept);
+        self.within -= u32::from(was_kept);
         let old_ns = std::mem::replace(&mut self.took_ns[self.next], took_ns);
         self.next = (self.next + 1) % RECENT_UNITS;
         Some(old_ns)
@@ -66,14 +76,10 @@ impl RecentUnits {
         self.sorted_ns.get(rank.max(1) - 1).copied().unwrap_or(0)
     }
 
-    fn within(&self, limit_ns: u64) -> u32 {
-        self.sorted_ns.partition_point(|ns| *ns <= limit_ns) as u32
-    }
-
     /// Write the figures of the latest units into a view.
     pub fn show(&self, view: &mut ServiceView) {
         view.recent = self.sorted_ns.len() as u32;
-        view.recent_within = view.objective.map_or(0, |objective| self.within(objective.slo_ns));
+        view.recent_within = self.within;
         view.p50_ns = self.quantile_ns(0.5);
         view.p99_ns = self.quantile_ns(0.99);
     }
@@ -81,7 +87,7 @@ impl RecentUnits {
     /// The same, of tokens.
     pub fn show_tokens(&self, view: &mut TokensView) {
         view.recent = self.sorted_ns.len() as u32;
-        view.recent_within = self.within(view.tpot_ns);
+        view.recent_within = self.within;
         view.p50_ns = self.quantile_ns(0.5);
         view.p99_ns = self.quantile_ns(0.99);
     }
@@ -100,15 +106,15 @@ mod tests {
         recent.show(&mut view);
         assert_eq!((view.recent, view.p50_ns, view.p99_ns), (0, 0, 0));
         // Of 1 to 1200 the last 256 are left; 101 of them take more than 1 100 us.
-        (1..=1_200).rev().chain(1..=1_200).for_each(|ns| recent.add(1, ns));
+        (1..=1_200).rev().chain(1..=1_200).for_each(|ns| recent.add(1, ns, ns <= 1_100));
         recent.show(&mut view);
         assert_eq!((view.recent, view.recent_within), (256, 156));
         assert_eq!((view.p50_ns, view.p99_ns), (1_200 - 128, 1_200 - 2));
-        recent.add(u32::MAX, 7);
+        recent.add(u32::MAX, 7, true);
         recent.show(&mut view);
         assert_eq!((view.recent, view.p50_ns, view.p99_ns), (256, 7, 7));
         recent.clear();
-        recent.add(3, 5);
+        recent.add(3, 5, true);
         recent.show(&mut view);
         assert_eq!((view.recent, view.recent_within, view.p99_ns), (3, 3, 5));
     }
@@ -121,8 +127,10 @@ mod tests {
             [3, 0, 9, 200, 8, 255, 7, most, 1, 65_535, 100, 50].into_iter().enumerate()
         {
             let took_ns = n as u64 * 37 % 11;
-            at_once.add(units, took_ns);
-            (0..units).for_each(|_| singly.add(1, took_ns));
+            let is_kept = n % 2 == 0;
+            at_once.add(units, took_ns, is_kept);
+            (0..units).for_each(|_| singly.add(1, took_ns, is_kept));
+            assert_eq!(at_once.within, singly.within, "after {units}");
             assert_eq!(at_once.sorted_ns, singly.sorted_ns, "after {units}");
             let in_order = |recent: &RecentUnits| {
                 let (newer, older) = recent.took_ns.split_at(recent.next);

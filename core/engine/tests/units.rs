@@ -76,6 +76,20 @@ fn units_are_told_and_counted_against_the_objective() {
 }
 
 #[test]
+fn a_unit_of_tokens_keeps_both_objectives_or_none() {
+    let (mut e, _, mut out) = engine();
+    assert!(e.set_token_objective(HIGH, Some(100)));
+    for (is_token, took_ns) in [(true, 100), (true, 101), (false, 101), (false, 1_001)] {
+        e.unit_began(9_000, HIGH, OpenUnit { since_ns: 8_000, is_token }, &mut out);
+        e.units_ended(9_200, HIGH, ended(1, took_ns), &mut out);
+    }
+    let kept = |e: &_| (service(e).units, service(e).units_within, service(e).recent_within);
+    assert_eq!(kept(&e), (4, 2, 2), "100 of a token, 101 of another unit");
+    assert!(e.set_token_objective(HIGH, None));
+    assert_eq!(kept(&e), (4, 2, 0), "what is recent begins anew");
+}
+
+#[test]
 fn a_profile_is_the_latest_and_outlives_what_was_counted() {
     let (mut e, _, mut out) = engine();
     assert_eq!(service(&e).profile, None);

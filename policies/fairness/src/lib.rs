@@ -25,15 +25,18 @@
 //! client launches until its credit is used up, then the next one that has some. One that idles is waited for as long
 //! as changing to another and back would take.
 //!
-//! [`Shares`] has these rounds and [`Floors`] for a policy, [`Yields`] those of its launches that may have to yield.
+//! [`Shares`] has these rounds and [`Floors`] for a policy, [`Yields`] those of its launches that may have to yield,
+//! [`Leases`] and [`Standing`] what starts unasked beside services.
 #![deny(unsafe_code)]
 
 mod floor;
+mod leases;
 mod saved;
 mod shares;
 mod yields;
 
 pub use floor::{Due, Floors};
+pub use leases::{Leases, Standing};
 pub use shares::Shares;
 pub use yields::Yields;
 

@@ -20,7 +20,8 @@
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
-//!         if whole, with a lease: 8 to 32 launches that units bear (`leases.rs`)
+//!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`]); so on some SMs, if 64 launches in
+//!         a row ran on them, as the client's width
 //!
 //! after each 64 units of a service that were not measured alone, or 8 in a second (`share.rs`):
 //!     if more were late than it tolerates, or the service is
@@ -51,16 +52,14 @@
 //! high-priority work is active.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
-mod leases;
 mod load;
 mod service;
 mod settings;
 mod share;
 
-use leases::Leases;
 use service::Service;
 use settings::Settings;
-use tally_fairness::{Due, Shares, Yields};
+use tally_fairness::{Due, Leases, Shares, Standing, Yields};
 use tally_forms::Forms;
 use tally_sdk::grid::scaled;
 use tally_sdk::host::{self, Gauge};
@@ -120,6 +119,7 @@ pub struct Herald {
     remembered: Vec<String>,
     forms: Forms,
     leases: Leases,
+    standing: Standing,
     window_ns: u64,
     /// High-priority work is on the GPU.
     high_is_active: bool,
@@ -145,6 +145,7 @@ impl Policy for Herald {
             remembered: Vec::new(),
             forms: Forms::new(&settings.forms, in_force),
             leases: Leases::default(),
+            standing: Standing::default(),
             window_ns: WINDOW_OPEN,
             high_is_active: false,
             yields: Yields::default(),
@@ -235,8 +236,19 @@ impl Herald {
                 service.share.limited();
             }
             self.counters.add(BESIDE, 1);
-            let limited = exceeds(launch, sms).then_some(Decision::SmLimited(sms));
-            return limited.unwrap_or(Decision::Run(0)).because(Reason::Beside);
+            let is_alone = self.shares.lease(1) > 0;
+            let decision = if is_alone && !is_due && self.standing.beside(launch.client, sms) {
+                self.with_lease(launch, true, true)
+            } else if exceeds(launch, sms) {
+                Decision::SmLimited(sms)
+            } else {
+                Decision::Run(0)
+            };
+            return decision.because(Reason::Beside);
+        }
+        // Light ones are limited only where that costs nothing.
+        if !within || cost_ns == launch.predicted_ns {
+            self.standing.end();
         }
         if within {
             self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
@@ -244,20 +256,21 @@ impl Herald {
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
         match self.form(launch) {
-            Decision::Run(_) if !is_due => self.with_lease(launch, within).because(reason),
+            Decision::Run(_) if !is_due => self.with_lease(launch, within, false).because(reason),
             decision => decision.because(reason),
         }
     }
 
-    /// A launch that runs whole, and those that may follow it unasked.
-    fn with_lease(&mut self, launch: &Launch, within: bool) -> Decision {
+    /// A launch that runs whole or on its client's width, and those that may follow it unasked.
+    fn with_lease(&mut self, launch: &Launch, within: bool, on_width: bool) -> Decision {
         let is_alone = self.shares.lease(1) > 0;
         if !is_alone || launch.predicted_ns == UNKNOWN {
             return Decision::Run(0);
         }
         self.leases.starts(launch.client, launch.predicted_ns);
         let bears = |one: &Service| {
-            let at_any_time_ns = one.allowance_ns().filter(|_| one.share.sms().is_none())?;
+            let in_time = on_width || one.share.sms().is_none();
+            let at_any_time_ns = one.allowance_ns().filter(|_| in_time)?;
             Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
         };
         let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
@@ -267,7 +280,7 @@ impl Herald {
             service.share.let_in(ns, false);
             service.under_way(until_ns);
             if within {
-                service.spend(launch.now_ns, ns);
+                service.spend(launch.now_ns, if on_width { 0 } else { ns });
             }
         }
         self.counters.add(LEASED, launches.into());
@@ -366,6 +379,7 @@ impl Timer for Herald {
 impl Membership for Herald {
     fn joined(&mut self, now_ns: u64, client: &Client) {
         self.leases.fit(0, &self.shares);
+        self.standing.end();
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
             let mut service = Service::new(client.id, self.sm_count);
@@ -406,6 +420,7 @@ impl Herald {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
+        self.standing.end();
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
@@ -419,8 +434,9 @@ impl Herald {
         let sms = open().map(Service::sms).reduce(|a, b| Some(a?.min(b?)))??;
         let is_small = !exceeds(launch, sms) && launch.predicted_ns != UNKNOWN;
         let can = launch.can_limit() || is_small;
-        // A light one costs less than the change of SMs.
-        (can && cost_ns >= launch.predicted_ns).then_some(sms)
+        // A light one costs less than a change of SMs.
+        let is_worth_it = cost_ns >= launch.predicted_ns || self.standing.sms().is_some();
+        (can && is_worth_it).then_some(sms)
     }
 
     /// What a launch costs the open units.

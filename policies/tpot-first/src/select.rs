@@ -13,8 +13,10 @@
 //!                                                        yields
 //!     width := the least of them; slack := the least that is left of their steps
 //!     if it has no more blocks than the width:           run whole: it takes no more SMs
-//!     if it is short and within the slack:               run whole: to limit it costs more than it gives
-//!     if it can be limited, and the width is not 0:      run on the width
+//!     if it is short and within the slack:               run whole: to limit it costs more than it gives, but where the
+//!                                                        width is its client's
+//!     if it can be limited, and the width is not 0:      run on the width; after 64 in a row that is its client's, with
+//!                                                        leases
 //!     if it is within the slack:                         run whole
 //!     if it can yield:                                   run in that form, until the slack is used up (`prepare.rs`)
 //!     else:                                              hold until the step is over
@@ -106,10 +108,14 @@ impl TpotFirst {
         if fits && !self.shares.time_sliced {
             return Ok(Place::Narrow);
         }
-        if cost_ns < self.settings.limit_ns_min && cost_ns <= leave.slack_ns {
+        let on_width = can_limit(launch) && leave.width > 0 && !self.shares.time_sliced;
+        // As all others of its client: that costs nothing.
+        let on_width_anyway = on_width && self.standing.sms().is_some();
+        let is_short = cost_ns < self.settings.limit_ns_min && cost_ns <= leave.slack_ns;
+        if is_short && !on_width_anyway {
             return Ok(Place::Slack(cost_ns));
         }
-        if can_limit(launch) && leave.width > 0 && !self.shares.time_sliced {
+        if on_width {
             return Ok(Place::Width(leave.width));
         }
         if cost_ns <= leave.slack_ns {

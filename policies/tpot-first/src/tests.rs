@@ -64,8 +64,13 @@ impl Bench {
         Launch { offered: FormsOffered::SM_LIMITED, ..self.asked(predicted_ns) }
     }
 
+    /// On its client's width it counts as limited to that.
     fn decide(&mut self, launch: &Launch) -> Decision {
-        self.policy.decide(launch).decision
+        let answer = self.policy.decide(launch);
+        match self.policy.standing.sms() {
+            Some(sms) if answer.reason == Reason::Width.into() => Decision::SmLimited(sms),
+            _ => answer.decision,
+        }
     }
 
     fn begin(&mut self) {

@@ -40,8 +40,8 @@ impl<P: Policy> Engine<P> {
         true
     }
 
-    /// A client's longest time of a token from now on, ns, or none. Its latest tokens begin anew. False for a client
-    /// that has no units.
+    /// A client's longest time of a token from now on, ns, or none. Its latest tokens and units begin anew. False for a
+    /// client that has no units.
     pub fn set_token_objective(&mut self, client: ClientId, tpot_ns: Option<u64>) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
@@ -50,6 +50,8 @@ impl<P: Policy> Engine<P> {
             let before = view.tokens.unwrap_or(TokensView::new(tpot_ns));
             TokensView { count: before.count, within: before.within, ..TokensView::new(tpot_ns) }
         });
+        c.units.clear();
+        c.units.show(view);
         true
     }
 
@@ -69,10 +71,11 @@ impl<P: Policy> Engine<P> {
         let Some(view) = view.and_then(|view| view.tokens.as_mut()) else { return };
         let Some(c) = self.clients.get_mut(client) else { return };
         view.count = view.count.saturating_add(tokens.into());
-        if took_ns <= view.tpot_ns {
+        let is_kept = took_ns <= view.tpot_ns;
+        if is_kept {
             view.within = view.within.saturating_add(tokens.into());
         }
-        c.tokens.add(tokens, took_ns);
+        c.tokens.add(tokens, took_ns, is_kept);
         c.tokens.show_tokens(view);
     }
 
@@ -152,12 +155,13 @@ impl<P: Policy> Engine<P> {
         let EndedUnits { units, took_ns } = ended;
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return };
+        let is_kept = view.longest_ns().is_some_and(|longest_ns| took_ns <= longest_ns);
         (view.open_since_ns, view.open_is_token) = (NEVER, false);
         view.units = view.units.saturating_add(units.into());
-        if view.objective.is_some_and(|objective| took_ns <= objective.slo_ns) {
+        if is_kept {
             view.units_within = view.units_within.saturating_add(units.into());
         }
-        c.units.add(units, took_ns);
+        c.units.add(units, took_ns, is_kept);
         c.units.show(view);
         self.tell(now_ns, &Event::UnitsEnded { client, units, took_ns }, out);
     }

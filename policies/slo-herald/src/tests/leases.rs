@@ -93,13 +93,91 @@ fn a_lease_is_taken_back_for_a_unit_that_is_old_already() {
 }
 
 #[test]
-fn there_is_no_lease_for_several_clients_nor_beside_spared_sms() {
+fn there_is_no_lease_for_several_clients() {
     let mut b = Bench::new(20 * MS);
     b.units(8, MS);
     b.policy.joined(b.now_ns, &client(3, PriorityClass::BestEffort));
     assert_eq!(b.lease(10 * US), 0);
     b.policy.left(b.now_ns, 3);
     assert!(b.lease(10 * US) > 0);
-    b.policy.services[0].share.remember(&[1, 132, 1_000, 48, 0, 0, 0, 0, 0]);
-    assert_eq!(b.lease(10 * US), 0);
+}
+
+/// A service that spares 48 SMs, and a launch that can be limited to them.
+fn spares_sms() -> (Bench, Launch) {
+    let mut b = Bench::new(20 * MS);
+    b.units(8, MS);
+    assert!(b.policy.services[0].share.remember(&[1, 132, 1_000, 48, 0, 0, 0, 0, 0]));
+    b.begin();
+    let offered = FormsOffered::SM_LIMITED;
+    (b, Launch { offered, sm_count: 132, grid_blocks: 1_000, ..launch() })
+}
+
+fn widths_set() -> Vec<(ClientId, u32)> {
+    let width = |call: &Call| match call {
+        Call::SetWidth { client, sms } => Some((*client, *sms)),
+        _ => None,
+    };
+    calls().iter().filter_map(width).collect()
+}
+
+#[test]
+fn a_client_whose_launches_all_run_on_spared_sms_has_them_as_its_width() {
+    let (mut b, can) = spares_sms();
+    let of = |b: &Bench, ns| {
+        let Launch { now_ns, client, state, high_clients, .. } = b.asked(ns);
+        Launch { now_ns, client, state, high_clients, predicted_ns: ns, ..can }
+    };
+    let first = of(&b, 50 * US);
+    (0..63).for_each(|_| {
+        assert_eq!(b.policy.decide(&first).decision, Decision::SmLimited(48));
+        // A light one neither counts nor ends the row.
+        assert_eq!(b.decide(4 * US), RUNS);
+    });
+    assert_eq!(widths_set(), []);
+    let left_ns = b.policy.services[0].left_ns();
+    assert_eq!(b.policy.decide(&first).decision, Decision::Run(32));
+    assert_eq!(widths_set(), [(BATCH, 48)]);
+    let light = of(&b, 4 * US);
+    assert_eq!(b.policy.decide(&light).decision, Decision::Run(32), "on its width, too");
+    assert_eq!(b.policy.services[0].left_ns(), left_ns, "not charged");
+    // The next unit is measured alone: nothing starts unasked, and the width stays.
+    b.end(MS);
+    b.units(55, MS);
+    while b.policy.services[0].left_ns() != Some(0) {
+        b.units(1, MS);
+        b.begin();
+    }
+    let calls = calls();
+    assert!(calls.contains(&Call::RevokeLease(BATCH)));
+    assert!(!calls.iter().any(|call| matches!(call, Call::SetWidth { .. })));
+    b.end(MS);
+    // Between units all SMs are free.
+    assert!(matches!(b.policy.decide(&of(&b, 50 * US)).decision, Decision::Run(_)));
+    assert_eq!(widths_set(), [(BATCH, 0)]);
+}
+
+#[test]
+fn a_width_ends_with_the_first_launch_that_runs_elsewhere() {
+    let ends: [fn(&mut Bench, &Launch); 3] = [
+        // It takes time of the unit.
+        |b, _| assert_eq!(b.decide_on(&Launch { grid_blocks: 1_000, ..b.asked(MS) }), RUNS),
+        |b, can| {
+            b.policy.services[0].share.remember(&[1, 132, 1_000, 32, 0, 0, 0, 0, 0]);
+            b.end(MS);
+            b.begin();
+            b.policy.decide(&Launch { now_ns: b.now_ns, ..*can });
+        },
+        |b, _| b.policy.joined(b.now_ns, &client(3, PriorityClass::BestEffort)),
+    ];
+    for (at, end) in ends.into_iter().enumerate() {
+        let (mut b, can) = spares_sms();
+        let Launch { now_ns, client, state, high_clients, .. } = b.asked(0);
+        let can = Launch { now_ns, client, state, high_clients, predicted_ns: 50 * US, ..can };
+        for _ in 0..64 {
+            b.decide_on(&can);
+        }
+        assert_eq!(widths_set(), [(BATCH, 48)]);
+        end(&mut b, &can);
+        assert_eq!(widths_set(), [(BATCH, 0)], "end {at}");
+    }
 }

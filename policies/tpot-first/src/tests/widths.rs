@@ -175,3 +175,55 @@ fn widths_are_those_of_the_partitions() {
     b.policy.services[0].widths.go_on_at(8);
     assert_eq!(b.width(), 32, "the least");
 }
+
+/// A step in which slack is known, and launches of which so many ran on its width.
+fn after_limited(count: u32) -> Bench {
+    let mut b = Bench::new("");
+    b.begin();
+    for _ in 0..count {
+        assert_eq!(b.decide(&b.limitable(70 * US)), Decision::SmLimited(32));
+    }
+    b
+}
+
+fn widths_set() -> Vec<u32> {
+    let width = |call: &Call| match call {
+        Call::SetWidth { client: TRAINING, sms } => Some(*sms),
+        _ => None,
+    };
+    calls().iter().filter_map(width).collect()
+}
+
+#[test]
+fn a_client_whose_launches_all_run_on_the_width_has_it_and_leases() {
+    let mut b = after_limited(63);
+    assert_eq!(b.decide(&b.limitable(10 * US)), RUNS, "short: whole");
+    assert_eq!(widths_set(), []);
+    let limitable = b.limitable(70 * US);
+    assert_eq!(b.policy.decide(&limitable).decision, Decision::Run(14), "half of 2 ms");
+    assert_eq!(widths_set(), [32]);
+    let short = b.limitable(10 * US);
+    assert_eq!(reason(&mut b, &short), Reason::Width.into(), "too, now");
+    // A step that began long ago bears less than what could start unasked.
+    b.end(OWN);
+    let since_ns = b.now_ns - 4 * MS;
+    b.policy.began(b.now_ns, SERVICE, since_ns, since_ns + TPOT);
+    assert!(calls().contains(&Call::RevokeLease(TRAINING)));
+    // Between two steps all SMs are free.
+    b.end(OWN);
+    assert_eq!(b.decide(&b.limitable(70 * US)), RUNS);
+    assert_eq!(widths_set(), [0]);
+}
+
+#[test]
+fn a_launch_that_cannot_be_limited_ends_the_width() {
+    let mut b = after_limited(64);
+    assert_eq!(widths_set(), [32]);
+    assert_eq!(b.decide(&b.asked(70 * US)), RUNS, "within the slack");
+    assert_eq!(widths_set(), [0]);
+    let mut b = after_limited(64);
+    b.policy.joined(b.now_ns, &client(OTHER, PriorityClass::BestEffort));
+    calls();
+    b.decide(&b.limitable(70 * US));
+    assert_eq!(widths_set(), [0], "shared by weight");
+}

@@ -1,11 +1,18 @@
 //! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
 //!
 //! A lease is short; its launches are charged in advance, at the recent mean time. It is given only behind a launch
-//! that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
-//! nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
+//! that runs whole or on a standing width, and only if every unit, open or to come, could bear that many of the longest
+//! recent launches. So nothing is under way that a unit could not bear, and every few launches one is checked as all
+//! others are.
+//!
+//! A client has a *standing width* (`widths.set`) while one launch after another runs on spared SMs: leased launches
+//! are limited to it, too, and are not charged.
 
-use tally_fairness::Shares;
+use crate::Shares;
 use tally_sdk::{ClientId, host};
+
+/// After so many launches in a row on spared SMs, each of which was asked about, a client has a standing width.
+const IN_ROW: u32 = 64;
 
 /// Launches of a lease at most, and at least: where units bear little, what is charged ahead keeps others waiting.
 const LAUNCHES_MAX: u64 = 32;
@@ -51,5 +58,41 @@ impl Leases {
             self.out_ns = 0;
             shares.clients.best_effort_ids().for_each(host::revoke_lease);
         }
+    }
+}
+
+/// The standing width of the one best-effort client.
+#[derive(Debug, Default)]
+pub struct Standing {
+    client: Option<ClientId>,
+    sms: u32,
+    in_row: u32,
+}
+
+impl Standing {
+    /// A launch runs on so many spared SMs, as the one before it did. True if its client has them as its width.
+    pub fn beside(&mut self, client: ClientId, sms: u32) -> bool {
+        if (self.client, self.sms) != (Some(client), sms) {
+            self.end();
+            (self.client, self.sms) = (Some(client), sms);
+        }
+        self.in_row = self.in_row.saturating_add(1);
+        if self.in_row == IN_ROW {
+            host::set_width(client, sms);
+        }
+        self.sms().is_some()
+    }
+
+    /// The client's width, if it has one.
+    pub fn sms(&self) -> Option<u32> {
+        (self.in_row >= IN_ROW).then_some(self.sms)
+    }
+
+    /// A launch runs elsewhere, or may.
+    pub fn end(&mut self) {
+        if let Some(client) = self.client.filter(|_| self.sms().is_some()) {
+            host::set_width(client, 0);
+        }
+        self.in_row = 0;
     }
 }
