@@ -64,16 +64,17 @@ pub fn run(args: &Args) -> Result<()> {
         place(&repository().join(file), &folder.join(to), 0o644)?;
     }
     let policies = fs::read_dir(release.join("policies")).context("the built policies")?;
-    let mut count = 0;
+    let mut packed = Vec::new();
     for policy in policies {
         let policy = policy?.path();
         if policy.extension().is_some_and(|extension| extension == "wasm") {
             place(&policy, &folder.join("lib/tally/policies"), 0o644)?;
-            count += 1;
+            packed.push(policy.file_stem().unwrap_or_default().to_string_lossy().into_owned());
         }
     }
-    ensure!(count > 0, "no policy was built: run `cargo xtask policies`");
-    fs::write(folder.join("sbom.cdx.json"), format!("{:#}\n", sbom::make()?))?;
+    ensure!(!packed.is_empty(), "no policy was built: run `cargo xtask policies`");
+    let packed: Vec<&str> = packed.iter().map(String::as_str).collect();
+    fs::write(folder.join("sbom.cdx.json"), format!("{:#}\n", sbom::make(&packed)?))?;
     let archive = out.join(format!("{name}.tar.gz"));
     pack(&out, &name, &archive)?;
     println!("{}", archive.display());

@@ -9,24 +9,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A workspace, what of it ships, and what it is compiled for.
-struct Shipped {
+struct Shipped<'a> {
     folder: &'static str,
     target: &'static str,
-    packages: &'static [&'static str],
+    packages: Vec<&'a str>,
 }
 
-const SHIPPED: [Shipped; 2] = [
-    Shipped {
-        folder: "",
-        target: "x86_64-unknown-linux-gnu",
-        packages: &["tally-core", "tallyctl", "tally-refresh", "tally-preload", "tally-shim"],
-    },
-    Shipped {
-        folder: "policies",
-        target: crate::guest::TARGET,
-        packages: &["fifo", "slo-herald", "tally-priority", "throughput", "tpot-first"],
-    },
-];
+/// `policies`: those that are in the archive.
+fn shipped<'a>(policies: &[&'a str]) -> [Shipped<'a>; 2] {
+    [
+        Shipped {
+            folder: "",
+            target: "x86_64-unknown-linux-gnu",
+            packages: vec![
+                "tally-core",
+                "tallyctl",
+                "tally-refresh",
+                "tally-preload",
+                "tally-shim",
+            ],
+        },
+        Shipped { folder: "policies", target: crate::guest::TARGET, packages: policies.to_vec() },
+    ]
+}
 
 /// A crate that ships: its component, and the references of what it depends on.
 struct Crate {
@@ -34,17 +39,18 @@ struct Crate {
     needs: BTreeSet<String>,
 }
 
-/// All of it.
+/// All of it, with the `policies` that are in the archive, by their packages' names.
 ///
 /// # Errors
-/// If `cargo metadata` fails, or a crate tells no licence or has no checksum.
-pub fn make() -> Result<Value> {
+/// If `cargo metadata` fails, a policy is no package of `policies/`, or a crate tells no licence or has no checksum.
+pub fn make(policies: &[&str]) -> Result<Value> {
+    let all_shipped = shipped(policies);
     let mut crates: BTreeMap<String, Crate> = BTreeMap::new();
-    for shipped in &SHIPPED {
+    for shipped in &all_shipped {
         let folder = repository().join(shipped.folder);
         let checksums = checksums(&folder)?;
         let all = metadata(&folder, shipped.target)?;
-        collect(&all, shipped.packages, &compiled(shipped)?, &checksums, &mut crates)?;
+        collect(&all, &shipped.packages, &compiled(shipped)?, &checksums, &mut crates)?;
     }
     let own = "tally";
     let version = env!("CARGO_PKG_VERSION");
@@ -56,7 +62,7 @@ pub fn make() -> Result<Value> {
         .iter()
         .filter(|(_, found)| {
             let name = found.component["name"].as_str().unwrap_or_default();
-            SHIPPED.iter().any(|shipped| shipped.packages.contains(&name))
+            all_shipped.iter().any(|shipped| shipped.packages.contains(&name))
         })
         .map(|(reference, _)| reference)
         .collect();
@@ -86,7 +92,7 @@ fn metadata(folder: &Path, target: &str) -> Result<Value> {
 
 /// Name and version of every crate that Cargo compiles for what ships. `cargo metadata` knows them with the features
 /// that the whole workspace and its tests need, which are a few crates more.
-fn compiled(shipped: &Shipped) -> Result<BTreeSet<(String, String)>> {
+fn compiled(shipped: &Shipped<'_>) -> Result<BTreeSet<(String, String)>> {
     let mut tree = cargo();
     tree.current_dir(repository().join(shipped.folder));
     tree.args(["tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}"]);
@@ -199,14 +205,35 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
 mod tests {
     use super::*;
 
-    fn is_own(name: &str) -> bool {
-        let policies = ["fifo", "slo-herald", "throughput", "tpot-first"];
-        name.starts_with("tally") || policies.contains(&name)
+    /// Folders of `policies/` that `cargo xtask policies` makes components of.
+    fn policies() -> Vec<String> {
+        let folders = std::fs::read_dir(repository().join("policies")).unwrap();
+        let is_component = |folder: &PathBuf| {
+            let manifest = std::fs::read_to_string(folder.join("Cargo.toml"));
+            manifest.is_ok_and(|manifest| manifest.contains("\"cdylib\""))
+        };
+        let folders = folders.map(|folder| folder.unwrap().path()).filter(is_component);
+        folders.map(|folder| folder.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn policies_are_listed_if_they_ship_and_unknown_ones_are_refused() {
+        // `tallyctl` has the other policies built in, so they are listed without their components.
+        let has_fifo = |policies: &[&str]| {
+            let sbom = make(policies).unwrap();
+            sbom["components"].as_array().unwrap().iter().any(|listed| listed["name"] == "fifo")
+        };
+        assert!(has_fifo(&["fifo", "throughput"]) && !has_fifo(&["throughput"]));
+        assert!(make(&["fifo", "of-nobody"]).is_err());
     }
 
     #[test]
     fn every_crate_that_ships_is_listed_once_with_licence_and_checksum() {
-        let sbom = make().unwrap();
+        let policies = policies();
+        let policies: Vec<&str> = policies.iter().map(String::as_str).collect();
+        assert!(policies.contains(&"tally-priority"), "{policies:?}");
+        let is_own = |name: &str| name.starts_with("tally") || policies.contains(&name);
+        let sbom = make(&policies).unwrap();
         let components = sbom["components"].as_array().unwrap();
         let mut listed = BTreeSet::new();
         let mut references = BTreeSet::from(["tally".to_owned()]);
@@ -222,7 +249,7 @@ mod tests {
             assert!(own || hash.is_some_and(|hash| hash.len() == 64), "{component}");
         }
         let mut expected = BTreeSet::new();
-        for shipped in &SHIPPED {
+        for shipped in &shipped(&policies) {
             let crates = compiled(shipped).unwrap();
             assert!(crates.len() > shipped.packages.len());
             let checksums = checksums(&repository().join(shipped.folder)).unwrap();

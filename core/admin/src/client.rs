@@ -63,8 +63,9 @@ pub struct ClientStatus {
     /// Its floor; `null` if it asked for none.
     #[serde(deserialize_with = "required")]
     pub min_share: Option<MinShare>,
-    /// GPU time that its launches were charged, ms: measured, or else estimated from when the end was seen. For a
-    /// high-priority client, the time that it was busy.
+    /// GPU time that its launches were charged, ms: the measured time, at most 64 times the predicted one; an estimate
+    /// for launches that were not timed, or that could yield and ran beside high-priority work. For a high-priority
+    /// client, the time that it was busy.
     pub charged_ms: f64,
     /// `charged_ms` over the time since it registered, %. Where kernels of several clients run at once, all of them
     /// together may have more than 100.

@@ -297,7 +297,7 @@ limits! {
         /// Tickets of launches that a client's threads may have taken before the core reads the first; more is a
         /// breach.
         TICKETS_AHEAD_MAX: u64 = 1 << 23, Count;
-        /// Launches of a client that may yield between two looks of the core; more is a breach.
+        /// Launches that a client may report as yielded between two reads by the core; more is a breach.
         TURNAROUNDS_AHEAD_MAX: u64 = 1 << 20, Count;
         /// Launches that are let into a full window in which nothing ends, each `engine.window_stall_ms`: one, then
         /// two, four and at most so many.

@@ -55,8 +55,9 @@ pub struct Cli {
     #[arg(long, value_name = "MODE")]
     pub sharing: Option<SharingChoice>,
     /// Where clients register. Default: $XDG_RUNTIME_DIR/tally/clients/core.sock, else
-    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock.
-    /// A container that is to use the core gets this socket's folder.
+    /// /run/tally/clients/core.sock for root, else ~/.local/state/tally/clients/core.sock, or
+    /// /run/user/UID/tally/clients/core.sock without $HOME. A container that is to use the core
+    /// gets this socket's folder.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Where admin requests are taken, in a folder that no container gets. Default: of a

@@ -51,7 +51,8 @@ pub const CLIENTS_FOLDER: &str = "clients";
 pub const ADMIN_FOLDER: &str = "admin";
 
 /// The default socket: `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for root, else
-/// `$HOME/.local/state/tally/clients/core.sock`. Nobody else can make those folders.
+/// `$HOME/.local/state/tally/clients/core.sock`, or `/run/user/UID/tally/clients/core.sock` without `HOME`. Nobody else
+/// can make those folders.
 pub fn default_socket() -> PathBuf {
     if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()) {
         return Path::new(&dir).join(SOCKET_NAME);

@@ -30,9 +30,9 @@ pub struct Limits {
     #[schemars(range(min = 1_000))]
     pub snapshot_fuel: u64,
     /// CPU time of one `decide` or event; it bounds what fuel does not count. The call is stopped after
-    /// at most 1.5 times as long, or 3.5 times if there was no long one in the second before. Time in which the thread
-    /// waits or is not scheduled does not count. A `snapshot`, or an instance started in place of a failed one, may
-    /// take 20 ms if that is more.
+    /// at most 1.5 times as long, or 3.5 times if there was no long one in the second before. A call that begins as the
+    /// watching thread falls asleep may take 0.5 s more. Time in which the thread waits or is not scheduled does not
+    /// count. A `snapshot`, or an instance started in place of a failed one, may take 20 ms if that is more.
     #[schemars(range(min = 1, max = 60_000))]
     pub call_cpu_ms_max: u64,
     /// CPU time for starting an instance together with its `init`; the same again for its `restore`.

@@ -31,8 +31,8 @@ use tally_engine::policy::{
 /// Fuel that a new instance may use beyond twice what the first one did.
 const RESPAWN_FUEL_SPARE: u64 = 100_000;
 
-/// What cannot wait for the next pass, such as that clients are there, may take so many times the time of a policy in
-/// one.
+/// Calls that cannot be deferred to the next pass, such as those for clients that join, are made until a pass's calls
+/// have taken this many times `PASS_POLICY_MS`.
 const OVERDUE: u64 = 25;
 
 /// Said of a policy that would not let high priority run.

@@ -1,7 +1,8 @@
 //! A software CUDA device: `libcuda.so.1` on the CPU.
 //!
-//! A program that loads this library instead of NVIDIA's runs unmodified: PTX
-//! is executed block by block, streams, events and graphs keep the driver's
+//! A driver API program whose kernels are PTX runs unmodified with this library
+//! instead of NVIDIA's; one built on cudart, or with machine code alone, does not.
+//! PTX is executed block by block, streams, events and graphs keep the driver's
 //! order, and the SMs are shared with every other process on the same device
 //! file. It is what CI, newcomers without a GPU and differential tests run on.
 //!

@@ -28,7 +28,7 @@ Exit codes:
 pub struct Cli {
     /// Path of the socket where programs register. Default: $TALLY_SOCKET, else
     /// $XDG_RUNTIME_DIR/tally/clients/core.sock, else /run/tally/clients/core.sock for root, else
-    /// ~/.local/state/tally/clients/core.sock.
+    /// ~/.local/state/tally/clients/core.sock, or /run/user/UID/tally/clients/core.sock without $HOME.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Where the core takes admin requests: every command that talks to the core uses it, except `run`. Default: that

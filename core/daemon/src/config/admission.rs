@@ -13,7 +13,8 @@ use tally_ipc::wire;
 pub struct Socket {
     /// Path of the socket at which programs register. Default:
     /// `$XDG_RUNTIME_DIR/tally/clients/core.sock`, else `/run/tally/clients/core.sock` for root, else
-    /// `~/.local/state/tally/clients/core.sock`. Mount its folder into containers read-only.
+    /// `~/.local/state/tally/clients/core.sock`, or `/run/user/UID/tally/clients/core.sock` without `$HOME`.
+    /// Mount its folder into containers read-only.
     pub path: Option<PathBuf>,
     /// Permissions of the socket, octal, at most 0777. If its folder is missing it is made, and whoever
     /// may open the socket may enter it.
