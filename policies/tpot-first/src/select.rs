@@ -13,10 +13,10 @@
 //!                                                        yields
 //!     width := the least of them; slack := the least that is left of their steps
 //!     if it has no more blocks than the width:           run whole: it takes no more SMs
-//!     if it is short and within the slack:               run whole: to limit it costs more than it gives, but where the
-//!                                                        width is its client's
-//!     if it can be limited, and the width is not 0:      run on the width; after 64 in a row that is its client's, with
-//!                                                        leases
+//!     if it is short and within the slack:               run whole: to limit it costs more than it gives, unless its
+//!                                                        client has the width
+//!     if it can be limited, and the width is not 0:      run on the width; after 64 in a row its client has the width,
+//!                                                        and leases
 //!     if it is within the slack:                         run whole
 //!     if it can yield:                                   run in that form, until the slack is used up (`prepare.rs`)
 //!     else:                                              hold until the step is over
