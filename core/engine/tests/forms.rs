@@ -172,19 +172,19 @@ fn what_one_process_cannot_transform_is_offered_by_another() {
 
 #[test]
 fn asking_for_a_form_that_could_be_made_is_passed_on_and_runs_whole() {
-    let script = Script {
-        answers: [Ok(Decision::Preemptible), Ok(Decision::Preemptible)].into(),
-        ..Default::default()
-    };
-    let mut e = Engine::new(EngineConfig::default(), Box::new(script));
-    let mut out = Vec::new();
-    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
-    let could = Submission { offered: forms_offered::PREPARABLE, ..submission(0, None) };
-    out.clear();
-    e.submitted(1, LOW, could, &mut out);
-    assert!(matches!(out[..], [Action::Decide { ticket: 0, decision: Decision::Preemptible, .. }]));
-    let stats = e.client_stats(LOW).unwrap();
-    assert_eq!((stats.degraded, stats.preemptible), (1, 0));
+    for wanted in [Decision::Preemptible, Decision::Sliced(2), Decision::SmLimited(8)] {
+        let script = Script { answers: [Ok(wanted)].into(), ..Default::default() };
+        let mut e = Engine::new(EngineConfig::default(), Box::new(script));
+        let mut out = Vec::new();
+        e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+        let could = Submission { offered: forms_offered::PREPARABLE, ..submission(0, None) };
+        out.clear();
+        e.submitted(1, LOW, could, &mut out);
+        let [Action::Decide { ticket: 0, decision, .. }] = out[..] else { panic!("{out:?}") };
+        assert_eq!(decision, wanted);
+        let stats = e.client_stats(LOW).unwrap();
+        assert_eq!((stats.degraded, stats.preemptible + stats.sliced + stats.sm_limited), (1, 0));
+    }
 }
 
 #[test]

@@ -256,6 +256,9 @@ impl Herald {
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
         match self.form(launch) {
+            Decision::Run(_) if let Some(sms) = self.reads_for(launch, cost_ns) => {
+                Decision::SmLimited(sms).because(reason)
+            }
             Decision::Run(_) if !is_due => self.with_lease(launch, within, false).because(reason),
             decision => decision.because(reason),
         }
@@ -437,6 +440,13 @@ impl Herald {
         // A light one costs less than a change of SMs.
         let is_worth_it = cost_ns >= launch.predicted_ns || self.standing.sms().is_some();
         (can && is_worth_it).then_some(sms)
+    }
+
+    /// It runs whole, because its code was not read: SMs for later ones, where a service spares some.
+    fn reads_for(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
+        let is_unread = launch.can_prepare() && !launch.can_limit() && !launch.is_graph();
+        let may = is_unread && cost_ns >= launch.predicted_ns;
+        self.services.iter().filter_map(|one| one.share.sms()).min().filter(|_| may)
     }
 
     /// What a launch costs the open units.

@@ -117,6 +117,8 @@ pub struct TpotFirst {
     high_is_active: bool,
     /// As the last launch told.
     sm_count: u32,
+    /// Launches can be limited to some of the SMs.
+    has_widths: bool,
     steps: u64,
     counters: Counters<10>,
     strict: Gauge,
@@ -144,6 +146,7 @@ impl Policy for TpotFirst {
             next_ns: 0,
             high_is_active: false,
             sm_count: 0,
+            has_widths: false,
             steps: 0,
             counters: Counters::new(COUNTERS),
             strict: Gauge::new("services_served_strictly"),
@@ -179,6 +182,7 @@ impl TpotFirst {
         if self.sm_count != launch.sm_count {
             self.sm_count = launch.sm_count;
             let all = host::widths();
+            self.has_widths = !all.is_empty();
             self.services.iter_mut().for_each(|one| one.widths.set_gpu(&all, launch.sms()));
         }
         match self.pick(launch, is_due) {
@@ -222,7 +226,13 @@ impl TpotFirst {
                 .filter(|one| one.risks(under_way_ns, &settings))
                 .for_each(|one| one.unborne_until_ns = now_ns.saturating_add(under_way_ns));
         }
-        let decision = self.on_standing_width(launch, place, decision);
+        let decision = match self.on_standing_width(launch, place, decision) {
+            // Its code was not read: it runs whole, and later ones can be limited.
+            Decision::Run(_) if self.has_widths && select::is_unread(launch) => {
+                Decision::SmLimited(self.least_width())
+            }
+            other => other,
+        };
         if select::yields(launch, decision) {
             self.starts_yielding(now_ns, launch.kernel, decision, until_ns);
         }

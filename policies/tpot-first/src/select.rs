@@ -25,6 +25,8 @@
 //! A service takes the *risk* of a launch between its steps if all that is under way takes at most two of its
 //! objectives, and less than 2 % of its latest steps took too long for that, or were late.
 //!
+//! Of a kernel that could only run whole because its code was not read, a launch that runs whole has it read.
+//!
 //! *Slack* is a learned part of the time between what a step takes without others and the target share of its
 //! objective. Where contexts take turns nothing can be limited, and a launch costs a change of context, too.
 
@@ -228,7 +230,7 @@ impl TpotFirst {
     }
 
     /// The fewest SMs that a launch can be limited to.
-    fn least_width(&self) -> u32 {
+    pub(crate) fn least_width(&self) -> u32 {
         self.services.first().map_or(1, |one| one.widths.least_sms())
     }
 
@@ -252,6 +254,11 @@ pub fn yields(launch: &Launch, decision: Decision) -> bool {
 /// Whether it can run on some of the SMs.
 fn can_limit(launch: &Launch) -> bool {
     launch.can_limit() && !launch.state.contains(LaunchState::COOPERATIVE)
+}
+
+/// It cannot be limited yet, for its code was not read.
+pub fn is_unread(launch: &Launch) -> bool {
+    launch.can_prepare() && !launch.can_limit() && !launch.is_graph()
 }
 
 /// Of a kernel that ran limited only, what it would take on all SMs.

@@ -273,7 +273,7 @@ impl<P: Policy> Engine<P> {
         } && (!can_yield(form)
             || c.can_yield_in_flight.len() < YIELDING_IN_FLIGHT_MAX);
         // Asked for in vain, but it can be had for later launches.
-        let prepare = !offered && can_yield(form) && forms & forms_offered::PREPARABLE != 0;
+        let prepare = !offered && form != Form::Whole && forms & forms_offered::PREPARABLE != 0;
         let (form, argument) = if offered { (form, argument) } else { (Form::Whole, 0) };
         let window_ns = match form {
             Form::Sliced | Form::Preemptible => {

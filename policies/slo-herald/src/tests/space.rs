@@ -136,6 +136,23 @@ fn a_launch_of_no_more_blocks_than_spared_sms_takes_no_time_of_a_unit() {
 }
 
 #[test]
+fn a_kernel_whose_code_was_not_read_runs_whole_and_is_read_where_sms_are_spared() {
+    let mut b = Bench::new(3 * MS);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    b.units(8, MS);
+    let unread = |b: &Bench, ns| Launch { offered: FormsOffered::PREPARABLE, ..b.asked(ns) };
+    assert_eq!(b.decide_on(&unread(&b, 100 * US)), RUNS, "time is shared");
+    reviews(&mut b, 31, 300);
+    let sms = b.policy.services[0].share.sms().unwrap();
+    assert_eq!(b.decide_on(&unread(&b, 100 * US)), Decision::SmLimited(sms));
+    assert_eq!(b.decide_on(&unread(&b, 4 * US)), RUNS, "light");
+    b.begin();
+    let left_ns = b.policy.services[0].left_ns().unwrap();
+    assert_eq!(b.decide_on(&unread(&b, 100 * US)), Decision::SmLimited(sms));
+    assert_eq!(b.policy.services[0].left_ns(), Some(left_ns - 100 * US), "charged as whole");
+}
+
+#[test]
 fn more_sms_are_taken_only_where_units_would_stay_early() {
     // Alone 1 ms of 3: 2.7 ms beside 48 SMs would be 2.98 ms, which is more than 95 %, beside 56.
     for (beside_ns, grows) in [(2_700 * US, false), (2_000 * US, true)] {

@@ -227,3 +227,22 @@ fn a_launch_that_cannot_be_limited_ends_the_width() {
     b.decide(&b.limitable(70 * US));
     assert_eq!(widths_set(), [0], "shared by weight");
 }
+
+#[test]
+fn a_kernel_whose_code_was_not_read_runs_whole_and_is_read() {
+    let mut b = Bench::new("");
+    let unread = |b: &Bench, state| {
+        let asked = b.asked(70 * US);
+        Launch { offered: FormsOffered::PREPARABLE, state: asked.state | state, ..asked }
+    };
+    let kernel = unread(&b, LaunchState::empty());
+    assert_eq!(b.decide(&kernel), Decision::SmLimited(8), "between steps");
+    let graph = unread(&b, LaunchState::GRAPH);
+    assert_eq!(b.decide(&graph), RUNS, "its kernels are not known");
+    b.begin();
+    let kernel = unread(&b, LaunchState::empty());
+    assert_eq!(b.decide(&kernel), Decision::SmLimited(8), "within the slack");
+    let mut b = Bench::of_widths("", &[]);
+    let kernel = unread(&b, LaunchState::empty());
+    assert_eq!(b.decide(&kernel), RUNS, "there are no widths");
+}
