@@ -14,6 +14,10 @@ const ALONE_EVERY: u32 = 64;
 const ALONE_EVERY_BUSY: u32 = 16;
 /// The mean of so many is what units take alone now.
 const ALONE_RECENT: usize = 16;
+/// Units measured alone were predicted wrongly if so many of the latest four took longer than the 95th percentile of
+/// those before by more than this, percent.
+const OFF_UNITS: u32 = 2;
+const OFF_PERCENT: u64 = 20;
 /// Units by which attainment is judged. Before there are so many the others count as kept.
 const JUDGED_UNITS: usize = 200;
 /// A service that is busy more than this, in thousandths, bears less: longer units make others queue.
@@ -24,8 +28,8 @@ const BUSY_PERMILLE_FAR: u64 = 875;
 const BUSY_PERMILLE_RAISE_MAX: u64 = 720;
 /// As busy as this it bears nothing.
 const BUSY_PERMILLE_STRICT: u64 = 950;
-/// All that only if its units take longer beside best effort than alone by more than this, in thousandths, and by more
-/// than a quarter of the idle time that is left: else holding best effort back would make it hardly less busy.
+/// How busy it is counts only if best effort lengthens its units by more than this, in thousandths, and by more than a
+/// quarter of the idle time that is left: else holding best effort back would make it hardly less busy.
 const INFLATION_PERMILLE: [u64; 2] = [10, 50];
 /// A service whose tokens have an objective makes none if so many units were others.
 const TOKEN_UNITS: u32 = 64;
@@ -103,6 +107,10 @@ pub struct Service {
     alone_ns: VecDeque<u64>,
     alone_p95_ns: u64,
     alone_mean_ns: u64,
+    /// Which of the latest four took longer than predicted, a bit each; and whether what is known of them is dropped
+    /// for that, until it is known anew.
+    longer_alone: u32,
+    is_off: bool,
     pub share: Share,
     reviewed: u32,
     review_from_ns: u64,
@@ -157,6 +165,8 @@ impl Service {
             alone_ns: VecDeque::with_capacity(ALONE_UNITS),
             alone_p95_ns: 0,
             alone_mean_ns: 0,
+            longer_alone: 0,
+            is_off: false,
             share: Share::new(sm_count, &host::widths()),
             reviewed: 0,
             review_from_ns: 0,
@@ -278,6 +288,8 @@ impl Service {
             Some("it has no objective")
         } else if self.misses {
             Some("too few of its latest 200 units kept its objective")
+        } else if self.is_off {
+            Some("its units take over a fifth longer alone than they did")
         } else if self.busy_permille > BUSY_PERMILLE_STRICT {
             Some("best effort makes it busy nearly all of the time")
         } else {
@@ -398,8 +410,11 @@ impl Service {
         let alone = open.is_some_and(|open| open.alone && self.let_in_ns <= open.since_ns);
         if alone {
             self.since_alone = 0;
+            changed |= self.foretold(took_ns);
             self.measured_alone(took_ns);
+            let is_known = self.alone_ns.len() >= ALONE_UNITS_MIN;
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
+            self.is_off &= !is_known;
         } else {
             self.share.unit(open.is_some_and(|open| open.short));
             // Where nothing was let in, what it took is not best effort's doing.
@@ -414,6 +429,21 @@ impl Service {
         }
         let late = if is_late { units } else { 0 };
         Ended { alone: alone.into(), late, changed }
+    }
+
+    /// Whether a unit that was measured alone took about as long as others did. True if too many did not, and what is
+    /// known of them is dropped.
+    fn foretold(&mut self, took_ns: u64) -> bool {
+        let is_known = self.alone_ns.len() >= ALONE_UNITS_MIN;
+        let longest_ns = self.alone_p95_ns.saturating_mul(100 + OFF_PERCENT) / 100;
+        let is_longer = is_known && took_ns > longest_ns;
+        self.longer_alone = (self.longer_alone << 1 | u32::from(is_longer)) & 0b1111;
+        let is_off = self.longer_alone.count_ones() >= OFF_UNITS;
+        if is_off {
+            (self.is_off, self.longer_alone) = (true, 0);
+            self.alone_ns.clear();
+        }
+        is_off
     }
 
     fn measured_alone(&mut self, took_ns: u64) {

@@ -2,6 +2,7 @@ use super::*;
 use tally_sdk::testing::{self, Call, calls, client, launch, set_services, set_widths};
 use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER, SharingMode};
 
+mod alone;
 mod busy;
 mod leases;
 mod space;
