@@ -23,8 +23,8 @@ const COMPONENTIZE_QJS: &str = "TALLY_COMPONENTIZE_QJS";
 /// Where the example's test finds the components.
 const COMPONENTS: &str = "TALLY_LANGUAGE_COMPONENTS";
 /// The SDKs' examples, each the same policy in every language. The second keeps what it
-/// learned.
-const EXAMPLES: [&str; 2] = ["idle-gap", "patient"];
+/// learned, the third asks about services and sets widths.
+const EXAMPLES: [&str; 3] = ["idle-gap", "patient", "slack"];
 /// What the examples are simulated on.
 const TRACES: [&str; 6] =
     ["--hp", "bert_large_infer_b1_s128", "--be", "resnet50_train_b128", "--seconds", "1"];
@@ -332,6 +332,13 @@ impl Suite {
         if let Some(example) = self.example(&mut steps, lang, "patient", tools) {
             steps.step(&format!("{name}: `patient` passes the check, its state's too"), || {
                 self.check_of_state(lang, &example)
+            });
+        }
+        if let Some(example) = self.example(&mut steps, lang, "slack", tools)
+            && !lang.is_interpreted()
+        {
+            steps.step(&format!("{name}: `slack` passes the check"), || {
+                self.check(lang, &example, Some("width_percent = 50"))
             });
         }
         if !lang.is_interpreted() {

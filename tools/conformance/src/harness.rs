@@ -354,6 +354,8 @@ impl Harness {
             return Ok(None);
         }
         self.refresh_usage();
+        // The policy has no widths before its first decision, as in the engine.
+        self.context.world.sm_count = launch.sm_count;
         let answer = self.policy.decide(&launch, &mut self.context);
         let Answer { decision, .. } = self.after_call(answer, true)?;
         if let Some(turn) = self.turns.as_mut().and_then(|turns| turns.last_mut()) {

@@ -1,5 +1,6 @@
 //! What is checked: something of which fresh instances can be had.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use tally_engine::policy::{Fault, Policy};
 use tally_wasm_host::{
@@ -21,6 +22,10 @@ pub trait Instance: Policy {
     fn restored(&self) -> Restored {
         Restored::NoInterface
     }
+    /// Values of the counters that it made, by name.
+    fn counters(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
 }
 
 impl Instance for WasmPolicy {
@@ -38,6 +43,10 @@ impl Instance for WasmPolicy {
 
     fn restored(&self) -> Restored {
         WasmPolicy::restored(self).clone()
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        self.status().counters
     }
 }
 
