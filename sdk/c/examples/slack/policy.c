@@ -1,11 +1,13 @@
 /* Best-effort launches run while no unit of a service is open, or while the open ones can lose the time that the launch
- * is predicted to take and `margin_us` more; else they wait until something changes. With `width_percent` below 100 a
- * best-effort client runs on at most that share of the SMs. The counter `units_late` counts units that took longer than
- * their objective. The same in four languages: sdk/<language>/examples/slack. */
+ * is predicted to take and `margin_us` more; else they wait, unless the GPU has had no high-priority work for 2 ms.
+ * With `width_percent` below 100 a best-effort client runs on at most that share of the SMs. The counter
+ * `units_late` counts units that took longer than their objective. The same in four languages:
+ * sdk/<language>/examples/slack. */
 #define TALLY_MEMBERSHIP policy_joined, policy_left
 #define TALLY_UNITS policy_unit_began, policy_units_ended
 #include "tally_events.h"
 
+#define IDLE_NS 2000000 /* high priority has been idle for so long: nobody waits for it */
 #define NEW_MAX 1024 /* clients that join before the next decision; further ones get no width */
 
 static uint64_t unknown_ns, margin_ns, width_percent = 100;
@@ -54,7 +56,8 @@ tally_answer policy_decide(const tally_launch *launch) {
   uint64_t needed_ns = launch->predicted_ns != TALLY_UNKNOWN ? launch->predicted_ns : unknown_ns;
   needed_ns = needed_ns < UINT64_MAX - margin_ns ? needed_ns + margin_ns : UINT64_MAX;
   if (slack_ns == TALLY_NO_UNIT_OPEN || (slack_ns >= 0 && (uint64_t)slack_ns >= needed_ns)) return tally_run(0);
-  return tally_hold(TALLY_HOLD_UNTIL_CHANGE);
+  if (launch->high_idle_ns >= IDLE_NS) return tally_run(0);
+  return tally_hold(tally_high_active(launch) ? TALLY_HOLD_UNTIL_CHANGE : IDLE_NS - launch->high_idle_ns);
 }
 
 void policy_joined(uint64_t now_ns, const tally_member *client) {

@@ -1,7 +1,8 @@
 // Best-effort launches run while no unit of a service is open, or while the open ones can lose the time that the launch
-// is predicted to take and `margin_us` more; else they wait until something changes. With `width_percent` below 100 a
-// best-effort client runs on at most that share of the SMs. The counter `units_late` counts units that took longer than
-// their objective. The same in four languages: `sdk/*/examples/slack`.
+// is predicted to take and `margin_us` more; else they wait, unless the GPU has had no high-priority work for 2 ms.
+// With `width_percent` below 100 a best-effort client runs on at most that share of the SMs. The counter
+// `units_late` counts units that took longer than their objective. The same in four languages:
+// `sdk/*/examples/slack`.
 
 import { write } from 'tally:policy/log@0.1.0';
 import { counter, counterAdd } from 'tally:policy/metrics@0.1.0';
@@ -9,6 +10,7 @@ import { get as service, slackNs } from 'tally:policy/services@0.1.0';
 import { all as widths, set as setWidth } from 'tally:policy/widths@0.1.0';
 import { Config, HOLD_UNTIL_CHANGE, NO_UNIT_OPEN, UNKNOWN, hold, run, telling, u64 } from './tally_sdk.js';
 
+const IDLE_NS = 2_000_000; // high priority has been idle for so long: nobody waits for it
 let unknownNs = 0; // what a launch counts as whose predicted time is UNKNOWN
 let marginNs = 0;
 let widthPercent = 100;
@@ -46,8 +48,9 @@ export const scheduler = telling({
     const slack = slackNs(launch.nowNs);
     const predicted = u64(launch.predictedNs);
     const needed = (predicted === UNKNOWN ? unknownNs : predicted) + marginNs;
-    if (slack === NO_UNIT_OPEN || slack >= needed) return run();
-    return hold(HOLD_UNTIL_CHANGE);
+    const idle = u64(launch.highIdleNs);
+    if (slack === NO_UNIT_OPEN || slack >= needed || idle >= IDLE_NS) return run();
+    return hold(launch.state.highActive ? HOLD_UNTIL_CHANGE : IDLE_NS - idle);
   },
 });
 

@@ -1,7 +1,7 @@
 """Best-effort launches run while no unit of a service is open, or while the open ones can lose the time that the launch
-is predicted to take and `margin_us` more; else they wait until something changes. With `width_percent` below 100 a
-best-effort client runs on at most that share of the SMs. The counter `units_late` counts units that took longer than
-their objective. The same in four languages: `sdk/*/examples/slack`.
+is predicted to take and `margin_us` more; else they wait, unless the GPU has had no high-priority work for 2 ms. With
+`width_percent` below 100 a best-effort client runs on at most that share of the SMs. The counter `units_late` counts
+units that took longer than their objective. The same in four languages: `sdk/*/examples/slack`.
 """
 
 from tally_sdk import HOLD_UNTIL_CHANGE, NO_UNIT_OPEN, UNKNOWN, Config, hold, policy, run
@@ -11,8 +11,10 @@ from wit_world.imports import log, metrics, services, widths
 from wit_world.imports.types import PriorityClass
 
 HIGH_PRIORITY = LaunchState.HIGH_PRIORITY.value
+HIGH_ACTIVE = LaunchState.HIGH_ACTIVE.value
 RUN = run()
 HOLD = hold(HOLD_UNTIL_CHANGE)
+IDLE_NS = 2_000_000  # high priority has been idle for so long: nobody waits for it
 
 
 @policy("Membership", "Units")
@@ -49,9 +51,9 @@ class Scheduler(exports.Scheduler, exports.Membership, exports.Units):
         slack_ns = services.slack_ns(launch.now_ns)
         predicted_ns = launch.predicted_ns
         needed_ns = (self.unknown_ns if predicted_ns == UNKNOWN else predicted_ns) + self.margin_ns
-        if slack_ns == NO_UNIT_OPEN or slack_ns >= needed_ns:
+        if slack_ns == NO_UNIT_OPEN or slack_ns >= needed_ns or launch.high_idle_ns >= IDLE_NS:
             return RUN
-        return HOLD
+        return HOLD if launch.state.value & HIGH_ACTIVE else hold(IDLE_NS - launch.high_idle_ns)
 
     def joined(self, now_ns, client):
         if client.class_ == PriorityClass.BEST_EFFORT and self.width_percent < 100:

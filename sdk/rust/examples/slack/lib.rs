@@ -1,7 +1,7 @@
 //! Best-effort launches run while no unit of a service is open, or while the open ones can lose the time that the
-//! launch is predicted to take and `margin_us` more; else they wait until something changes. With `width_percent` below
-//! 100 a best-effort client runs on at most that share of the SMs. The counter `units_late` counts units that took
-//! longer than their objective. The same in four languages: `sdk/*/examples/slack`.
+//! launch is predicted to take and `margin_us` more; else they wait, unless the GPU has had no high-priority work for
+//! 2 ms. With `width_percent` below 100 a best-effort client runs on at most that share of the SMs. The counter
+//! `units_late` counts units that took longer than their objective. The same in four languages: `sdk/*/examples/slack`.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
 use tally_sdk::config::Config;
@@ -10,6 +10,9 @@ use tally_sdk::{
     Answer, Client, ClientId, Decision, HOLD_UNTIL_CHANGE, Launch, Level, Membership, NO_UNIT_OPEN,
     Policy, PriorityClass, UNKNOWN, Units,
 };
+
+/// High priority has been idle for so long: its program is busy with something else, and nobody waits for it.
+const IDLE_NS: u64 = 2_000_000;
 
 struct Slack {
     /// What a launch counts as whose predicted time is UNKNOWN.
@@ -72,10 +75,14 @@ impl Policy for Slack {
         let slack_ns = host::slack_ns(launch.now_ns);
         let known_ns = Some(launch.predicted_ns).filter(|ns| *ns != UNKNOWN);
         let needed_ns = known_ns.unwrap_or(self.unknown_ns).saturating_add(self.margin_ns);
-        if slack_ns == NO_UNIT_OPEN || (slack_ns >= 0 && slack_ns as u64 >= needed_ns) {
-            return Decision::Run(0).into();
+        let has_slack = slack_ns == NO_UNIT_OPEN || (slack_ns >= 0 && slack_ns as u64 >= needed_ns);
+        if has_slack || launch.high_idle_ns >= IDLE_NS {
+            Decision::Run(0).into()
+        } else if launch.high_active() {
+            Decision::Hold(HOLD_UNTIL_CHANGE).into()
+        } else {
+            Decision::Hold(IDLE_NS - launch.high_idle_ns).into()
         }
-        Decision::Hold(HOLD_UNTIL_CHANGE).into()
     }
 }
 
