@@ -171,7 +171,8 @@ impl Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
             relative: Relative::all(&plan.guards),
             shadow: Shadow::new(&plan.guards, plan.slo_ns, plan.guard_window_ns),
-            ledgers: Default::default(),
+            ledgers: Unit::ALL
+                .map(|unit| Ledger::new(plan.slo_ns.filter(|_| unit == Unit::Request))),
             pace: Pace::new(&plan),
             accidents: accident::guards_before(&plan, &Before::default()),
             before: Before::default(),

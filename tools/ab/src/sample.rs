@@ -83,6 +83,12 @@ impl Kept {
         }
     }
 
+    /// One of which only a part, or its age, is known, ns: as long as that part would keep the objective, nothing is
+    /// said of the whole.
+    pub fn judge_part(&mut self, limit_ns: Option<u64>, ns: u64) {
+        self.judged += u64::from(limit_ns.is_some_and(|limit_ns| ns > limit_ns));
+    }
+
     pub fn extend(&mut self, other: Kept) {
         self.judged += other.judged;
         self.within += other.within;
@@ -94,6 +100,8 @@ impl Kept {
 pub struct Units {
     /// Times of those that began and ended here, ns.
     lengths: Lengths,
+    /// Those of them that are ages, of units that have not ended, ns.
+    ages: Vec<u64>,
     /// Those that ended here and began before the last cut; not among the others.
     pub carried: Vec<Carried>,
     /// Those that are under way at the end.
@@ -108,6 +116,7 @@ impl Units {
     fn new() -> Self {
         Units {
             lengths: Lengths::new(),
+            ages: Vec::new(),
             carried: Vec::with_capacity(CARRIED_MAX),
             open: Vec::with_capacity(CARRIED_MAX),
             queue_known: 0,
@@ -117,6 +126,7 @@ impl Units {
 
     fn clear(&mut self) {
         self.lengths.clear();
+        self.ages.clear();
         self.carried.clear();
         self.open.clear();
         (self.queue_known, self.kept) = (0, Kept::default());
@@ -131,6 +141,14 @@ impl Units {
     /// One that ended, wherever it began.
     pub fn add_carried(&mut self, unit: &Carried) {
         self.add(unit.ns, 1, unit.limit_ns);
+        self.queue_known += u64::from(unit.queue_known);
+    }
+
+    /// One that has not ended, with its age as its length. An objective judges it once it is too old.
+    pub fn add_open(&mut self, unit: &Carried) {
+        self.lengths.add(unit.ns.max(1), 1);
+        self.ages.push(unit.ns);
+        self.kept.judge_part(unit.limit_ns, unit.ns);
         self.queue_known += u64::from(unit.queue_known);
     }
 
@@ -171,7 +189,8 @@ impl Units {
     /// By an objective of so many ns, or else by their clients' own.
     pub fn kept(&self, slo_ns: Option<u64>) -> Kept {
         let of_all = |slo_ns| {
-            let judged = self.count();
+            let undecided = self.ages.iter().filter(|ns| **ns <= slo_ns).count() as u64;
+            let judged = self.count() - undecided;
             Kept { judged, within: judged - self.over(slo_ns).min(judged) }
         };
         slo_ns.map_or(self.kept, of_all)
@@ -179,6 +198,7 @@ impl Units {
 
     fn extend(&mut self, next: &Units) {
         self.lengths.extend(&next.lengths);
+        self.ages.extend_from_slice(&next.ages);
         next.carried.iter().for_each(|unit| self.carry(*unit));
         self.open.clone_from(&next.open);
         self.queue_known += next.queue_known;
@@ -348,5 +368,20 @@ mod tests {
         sum.extend(&sample);
         assert_eq!(sum.of(Unit::Request).kept(None), Kept { judged: 12, within: 6 });
         assert_eq!(sum.of(Unit::Token).kept(None), Kept::default());
+    }
+
+    #[test]
+    fn an_objective_judges_a_unit_under_way_only_once_it_is_too_old() {
+        let mut sample = Sample::new();
+        let units = sample.of_mut(Unit::Token);
+        units.add(5, 4, Some(20));
+        for ns in [10, 30] {
+            let (began_ns, queue_known, limit_ns) = (0, false, Some(20));
+            units.add_open(&Carried { began_ns, ns, queue_known, limit_ns });
+        }
+        assert_eq!(units.count(), 6);
+        assert_eq!(units.kept(None), Kept { judged: 5, within: 4 });
+        assert_eq!(units.kept(Some(20)), Kept { judged: 5, within: 4 });
+        assert_eq!(units.kept(Some(7)), Kept { judged: 6, within: 4 });
     }
 }

@@ -37,7 +37,7 @@ impl Experiment {
         let open = Unit::ALL.map(|unit| {
             let mut open = 0;
             for one in self.ledgers[unit.index()].open_of(number) {
-                sample.of_mut(unit).add_carried(&one);
+                sample.of_mut(unit).add_open(&one);
                 open += 1;
             }
             open

@@ -203,14 +203,10 @@ impl Experiment {
             if arm == Arm::B {
                 tail.extend(&inherited);
             }
-            match (metric.basis(), self.plan.slo_ns) {
-                (Basis::Tail(_), _) => Part::Requests(tail),
-                (Basis::Work, _) => Part::Sums(block.be_work_ns as f64, block.measured_s),
-                (Basis::Attainment(Unit::Request), Some(slo_ns)) => {
-                    let requests = tail.requests() as f64;
-                    Part::Sums(requests - tail.over(slo_ns) as f64, requests)
-                }
-                (Basis::Attainment(_), _) => {
+            match metric.basis() {
+                Basis::Tail(_) => Part::Requests(tail),
+                Basis::Work => Part::Sums(block.be_work_ns as f64, block.measured_s),
+                Basis::Attainment(_) => {
                     Part::Sums(tail.kept.within as f64, tail.kept.judged as f64)
                 }
             }

@@ -267,6 +267,17 @@ mod tests {
         }
     }
 
+    /// A request that B takes over is A's miss in the sequential test: what B made late must count against it all the
+    /// same.
+    #[test]
+    fn no_trap_is_promoted_for_an_objective() {
+        for trap in Trap::ALL {
+            let slo_ns = Some(20_000_000);
+            let report = test(trap, Plan { slo_ns, ..plan(Metric::SloAttainment, None, 1) });
+            assert_ne!(report.verdict, Verdict::PromoteB, "{trap:?}: {}", report.text());
+        }
+    }
+
     #[test]
     fn a_guard_notices_stalls_and_starvation() {
         for trap in [Trap::ServesNothing, Trap::StallsLongerThanABlock] {
