@@ -75,8 +75,10 @@ impl Experiment {
         for unit in Unit::ALL {
             self.ledgers[unit.index()].count(number, sample.of(unit));
         }
-        let served = sample.requests();
-        self.served_under[self.arm.index()] += served;
+        let served = Unit::ALL.map(|unit| sample.of(unit).count());
+        for unit in Unit::ALL {
+            self.served_under[unit.index()][self.arm.index()] += served[unit.index()];
+        }
         for unit in Unit::ALL {
             let late = self.late[unit.index()].drain(..);
             late.for_each(|one| sample.of_mut(unit).add_carried(&one));
@@ -107,7 +109,9 @@ impl Experiment {
                     let [b, a] = pair;
                     [a, b]
                 };
-                self.served.push(a.1, b.1);
+                for (at, of_unit) in self.served.iter_mut().enumerate() {
+                    of_unit.push(a.1[at], b.1[at]);
+                }
                 self.end_pair(now_ns, &a.0, &b.0);
             }
         }
