@@ -17,7 +17,7 @@ mod judge;
 use crate::accident::{self, Before, GuardReport};
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
-use crate::fairness::BestEffort;
+use crate::fairness::{BestEffort, Hidden};
 use crate::guard::{Beyond, Heard, Relative, Shadow, Window};
 use crate::interval;
 use crate::ledger::Ledger;
@@ -128,6 +128,7 @@ pub struct Experiment {
     late: [Vec<Carried>; 2],
     /// Best-effort clients when this block's measured part began.
     best_effort: Vec<BestEffort>,
+    hidden: Hidden,
     /// The first block of the pair, and how many of each [`Unit`] began and ended in it.
     first: Option<(Arm, Sample, [u64; 2])>,
     /// Of each [`Unit`], those that began and ended in a block of each arm.
@@ -181,6 +182,7 @@ impl Experiment {
             adjuster: Adjuster::default(),
             late: Default::default(),
             best_effort: Vec::new(),
+            hidden: Hidden::default(),
             decision: Betting::new(),
             judgement: Judgement::Open,
             served: Default::default(),

@@ -383,7 +383,7 @@ impl Window {
             *judged = true;
             if index < least && breach.is_none() {
                 breach = Some(format!(
-                    "{guard}: the index of the best-effort clients that had work all the time was {index:.3} under B"
+                    "{guard}: the index of the best-effort clients that had work, or would have under A, was {index:.3} under B"
                 ));
             }
         }

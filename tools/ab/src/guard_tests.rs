@@ -288,7 +288,7 @@ fn without_a_given_objective_each_unit_is_judged_by_its_clients_own() {
 
 #[test]
 fn fairness_is_judged_over_blocks_as_long_as_the_window() {
-    let share = |client, work_ns| Share { client, weight: 1, work_ns };
+    let share = |client, work_ns| Share { client, weight: 1, work_ns, is_busy: true };
     let uneven = [share(1, 100), share(2, 10)];
     let mut window = window("be_fairness>0.9");
     assert_eq!(window.block_ended(&uneven, 600_000_000), None, "too short");

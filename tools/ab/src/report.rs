@@ -72,8 +72,8 @@ pub struct Block {
     /// Times that best-effort clients were asked to yield.
     #[serde(default)]
     pub preemptions: u64,
-    /// Jain's index of the work, by weight, of best-effort clients that had work all the time; `null` for fewer than
-    /// two.
+    /// Jain's index of the work, by weight, of best-effort clients that had work all the time, or that only B keeps from
+    /// having it; `null` for fewer than two.
     #[serde(default)]
     pub be_fairness: Option<f64>,
 }

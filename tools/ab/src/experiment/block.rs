@@ -85,6 +85,7 @@ impl Experiment {
         }
         let span_ns = sample.span_ns();
         let shares = fairness::between(&self.best_effort, &sample.best_effort, span_ns);
+        let shares = self.hidden.block_ended(self.arm, shares);
         let fairness = fairness::index(&shares);
         self.phase = Phase::Between;
         // Before the pair, which may be the last one.
