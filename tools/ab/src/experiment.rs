@@ -135,6 +135,8 @@ pub struct Experiment {
     served_under: [[u64; 2]; 2],
     /// Of each [`Unit`].
     ledgers: [Ledger; 2],
+    /// Of each [`Unit`], those that ended after a cut and are not known.
+    lost: [u64; 2],
     blocks: Vec<Block>,
     adjuster: Adjuster,
     /// What load does not explain of them.
@@ -181,6 +183,7 @@ impl Experiment {
             rest_ns: 0,
             adjuster: Adjuster::default(),
             late: Default::default(),
+            lost: [0; 2],
             best_effort: Vec::new(),
             hidden: Hidden::default(),
             decision: Betting::new(),
@@ -524,6 +527,12 @@ impl Experiment {
     /// The evidence that the arms served different numbers of these.
     pub fn sample_ratio(&self, unit: Unit) -> &Betting {
         &self.sample_ratios[unit.index()]
+    }
+
+    /// Units that were not counted, because a client had too many under way at a cut.
+    pub(crate) fn lost(&self) -> impl Iterator<Item = (Unit, u64)> + '_ {
+        let lost = Unit::ALL.map(|unit| (unit, self.lost[unit.index()]));
+        lost.into_iter().filter(|(_, lost)| *lost > 0)
     }
 
     /// The estimated effect: B's figure over A's.

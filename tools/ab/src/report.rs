@@ -355,6 +355,10 @@ impl Report {
             plan,
         };
         report.caveats = report.think_twice(experiment.unjudged());
+        report.caveats.extend(experiment.lost().map(|(unit, lost)| {
+            let units = unit.plural();
+            format!("{lost} {units} were not counted: a client had too many under way at a switch")
+        }));
         report
     }
 

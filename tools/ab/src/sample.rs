@@ -7,6 +7,26 @@ use crate::lengths::Lengths;
 /// Units carried over a cut, or under way, that one sample holds: as many as clients.
 const CARRIED_MAX: usize = 4_096;
 
+/// How many of each [`Unit`] a client may yet add to those carried over a cut. Each client has an equal part of what a
+/// sample holds, so one that states any number of them loses its own and no other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room([u64; 2]);
+
+impl Room {
+    /// That of one of so many clients.
+    pub fn of_one(clients: usize) -> Self {
+        Room([(CARRIED_MAX / clients.max(1)).max(1) as u64; 2])
+    }
+
+    /// Takes as many of so many as there is room for.
+    fn take(&mut self, of: Unit, count: u64) -> u64 {
+        let left = &mut self.0[of.index()];
+        let taken = count.min(*left);
+        *left -= taken;
+        taken
+    }
+}
+
 /// What high-priority programs do, piece by piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
@@ -106,6 +126,8 @@ pub struct Units {
     pub carried: Vec<Carried>,
     /// Those that are under way at the end.
     pub open: Vec<UnderWay>,
+    /// Those that there was no room to carry.
+    pub lost: u64,
     /// Those whose time includes what they waited inside the program.
     pub queue_known: u64,
     /// By their clients' own objectives.
@@ -119,6 +141,7 @@ impl Units {
             ages: Vec::new(),
             carried: Vec::with_capacity(CARRIED_MAX),
             open: Vec::with_capacity(CARRIED_MAX),
+            lost: 0,
             queue_known: 0,
             kept: Kept::default(),
         }
@@ -129,7 +152,7 @@ impl Units {
         self.ages.clear();
         self.carried.clear();
         self.open.clear();
-        (self.queue_known, self.kept) = (0, Kept::default());
+        (self.lost, self.queue_known, self.kept) = (0, 0, Kept::default());
     }
 
     /// So many took so long each, ns; `limit_ns`: the longest time that keeps their client's objective.
@@ -154,8 +177,9 @@ impl Units {
 
     /// One ended that had begun before the last cut.
     pub fn carry(&mut self, unit: Carried) {
-        if self.carried.len() < CARRIED_MAX {
-            self.carried.push(unit);
+        match self.carried.len() < CARRIED_MAX {
+            true => self.carried.push(unit),
+            false => self.lost += 1,
         }
     }
 
@@ -201,6 +225,7 @@ impl Units {
         self.ages.extend_from_slice(&next.ages);
         next.carried.iter().for_each(|unit| self.carry(*unit));
         self.open.clone_from(&next.open);
+        self.lost += next.lost;
         self.queue_known += next.queue_known;
         self.kept.extend(next.kept);
     }
@@ -257,6 +282,31 @@ impl Sample {
 
     pub fn of_mut(&mut self, unit: Unit) -> &mut Units {
         &mut self.units[unit.index()]
+    }
+
+    /// So many units of a client ended one after the other, all as long as the first one. Those that began before the
+    /// last cut are carried over it.
+    pub fn ended(&mut self, of: Unit, first: Carried, count: u64, cut_ns: u64, room: &mut Room) {
+        let before = cut_ns.saturating_sub(first.began_ns).div_ceil(first.ns.max(1)).min(count);
+        let carried = room.take(of, before);
+        let units = self.of_mut(of);
+        for at in 0..carried {
+            let began_ns = first.began_ns.saturating_add(at * first.ns);
+            units.carry(Carried { began_ns, ..first });
+        }
+        units.lost += before - carried;
+        let rest = count - before;
+        if rest > 0 {
+            units.add(first.ns, rest, first.limit_ns);
+            units.queue_known += if first.queue_known { rest } else { 0 };
+        }
+    }
+
+    /// A unit of a client is under way.
+    pub fn under_way(&mut self, of: Unit, unit: UnderWay, room: &mut Room) {
+        if room.take(of, 1) > 0 {
+            self.of_mut(of).under_way(unit);
+        }
     }
 
     /// A request took so long, of a client without an objective.
@@ -368,6 +418,40 @@ mod tests {
         sum.extend(&sample);
         assert_eq!(sum.of(Unit::Request).kept(None), Kept { judged: 12, within: 6 });
         assert_eq!(sum.of(Unit::Token).kept(None), Kept::default());
+    }
+
+    /// One of three clients states any number of units that began before the cut, and is asked first.
+    #[test]
+    fn a_client_that_carries_too_many_loses_its_own_only() {
+        let (mut sample, cut_ns, room) = (Sample::new(), 1_000, Room::of_one(3));
+        let unit = |began_ns, ns| Carried { began_ns, ns, queue_known: false, limit_ns: Some(9) };
+        let mut hostile = room;
+        for _ in 0..10_000 {
+            sample.ended(Unit::Request, unit(1, 2_000), 1, cut_ns, &mut hostile);
+        }
+        sample.ended(Unit::Token, unit(2, 3), 65_535, cut_ns, &mut hostile);
+        for began_ns in [10, 20] {
+            let (mut room, mut open) = (room, room);
+            for _ in 0..500 {
+                sample.ended(Unit::Request, unit(began_ns, 2_000), 1, cut_ns, &mut room);
+                sample.ended(Unit::Request, unit(1_500, 5), 1, cut_ns, &mut room);
+                let way = UnderWay { began_ns, queue_known: false, limit_ns: None };
+                sample.under_way(Unit::Request, way, &mut open);
+            }
+        }
+        let requests = sample.of(Unit::Request);
+        let carried =
+            |began_ns| requests.carried.iter().filter(|unit| unit.began_ns == began_ns).count();
+        assert_eq!([1, 10, 20].map(carried), [1_365, 500, 500]);
+        assert_eq!((requests.lost, requests.open.len()), (10_000 - 1_365, 1_000));
+        assert_eq!((requests.count(), requests.kept.within), (1_000, 1_000));
+        // 333 began before the cut.
+        let tokens = sample.of(Unit::Token);
+        assert_eq!((tokens.carried.len(), tokens.lost, tokens.count()), (333, 0, 65_202));
+        // Each of as many clients as there may be has room for one.
+        assert_eq!(Room::of_one(CLIENTS_MAX), Room([1; 2]));
+        sample.clear();
+        assert_eq!(sample.of(Unit::Request).lost, 0);
     }
 
     #[test]

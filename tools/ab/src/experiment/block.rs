@@ -13,6 +13,7 @@ impl Experiment {
         for unit in Unit::ALL {
             let (units, ledger) = (sample.of(unit), &mut self.ledgers[unit.index()]);
             ledger.look(now_ns, units);
+            self.lost[unit.index()] += units.lost;
             for one in &units.carried {
                 let Some(own) = ledger.block_at(one.began_ns) else { continue };
                 if own == blocks && !between {
