@@ -21,7 +21,7 @@ struct Stretch {
     number: Option<usize>,
     from_ns: u64,
     washout_ns: u64,
-    /// Requests that began in it and ended, but for those shorter than its washout.
+    /// Requests that began in it and ended, but for those that ended in its washout.
     own: Tail,
     /// How long requests of earlier blocks stayed in it; judged are those that A began and B made late.
     inherited: Tail,
@@ -76,8 +76,21 @@ impl Ledger {
     }
 
     /// The number of the block that this moment is in; `None` if it is in none.
-    pub fn block_at(&self, ns: u64) -> Option<usize> {
+    fn block_at(&self, ns: u64) -> Option<usize> {
         self.stretches[self.at(ns)?].number
+    }
+
+    /// The stretch that counts a request that ended: the one in which it began, unless it ended in its washout. A token
+    /// of a unit of CUDA graphs may have ended long before that is known.
+    fn own(&self, request: &Carried) -> Option<usize> {
+        let own = self.at(request.began_ns)?;
+        let Stretch { from_ns, washout_ns, .. } = self.stretches[own];
+        (request.began_ns.saturating_add(request.ns) > from_ns + washout_ns).then_some(own)
+    }
+
+    /// The number of the block that counts a request that ended; `None`: none does.
+    pub fn block_of(&self, request: &Carried) -> Option<usize> {
+        self.stretches[self.own(request)?].number
     }
 
     /// The arm that serves now.
@@ -100,7 +113,7 @@ impl Ledger {
         self.looked_ns = now_ns;
         self.open.clone_from(&units.open);
         for request in &units.carried {
-            if let Some(own) = self.at(request.began_ns) {
+            if let Some(own) = self.own(request) {
                 let limit_ns = self.slo_ns.or(request.limit_ns);
                 self.stretches[own].own.add_one(request.ns, limit_ns);
             }
@@ -194,7 +207,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{Sample, Unit};
+    use crate::sample::{Room, Sample, Unit};
 
     /// Blocks of 2 s with 100 ms of washout: B, A, B.
     fn ledger() -> Ledger {
@@ -301,6 +314,23 @@ mod tests {
         ledger.switch(Arm::A, 7_000, 100);
         assert_eq!(ledger.part_of_b(3_500, 4_000), None, "A serves again");
         assert_eq!(ledger.part_of_b(6_500, 4_000), Some(4_000), "began under B");
+    }
+
+    /// A unit of CUDA graphs that reaches through three blocks: its tokens are known when it ends, in the last one.
+    #[test]
+    fn tokens_of_a_long_unit_belong_where_each_began() {
+        let (mut ledger, mut sample) = (ledger(), Sample::new());
+        let first = Carried { began_ns: 2_000, ns: 100, queue_known: false, limit_ns: Some(100) };
+        sample.ended(Unit::Token, first, 40, 5_100, &mut Room::of_one(1));
+        assert_eq!(sample.of(Unit::Token).count(), 9, "of the block that is measured");
+        ledger.look(6_000, sample.of(Unit::Token));
+        let tails = ledger.tails();
+        // Without the one that ended in each washout.
+        assert_eq!(tails.iter().map(|t| t.1.requests()).collect::<Vec<_>>(), [10, 19, 0]);
+        assert_eq!(tails.iter().map(|t| t.2.requests()).sum::<u64>(), 0, "none was taken over");
+        assert_eq!(kept_of(&ledger), [(10, 10), (19, 19), (0, 0)]);
+        let block_of = |began_ns| ledger.block_of(&Carried { began_ns, ..first });
+        assert_eq!([2_900, 3_000, 3_100, 5_100].map(block_of), [Some(0), None, Some(1), Some(2)]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ impl Experiment {
             ledger.look(now_ns, units);
             self.lost[unit.index()] += units.lost;
             for one in &units.carried {
-                let Some(own) = ledger.block_at(one.began_ns) else { continue };
+                let Some(own) = ledger.block_of(one) else { continue };
                 if own == blocks && !between {
                     self.late[unit.index()].push(*one);
                 } else if own + 1 == blocks
