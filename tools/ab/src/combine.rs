@@ -10,7 +10,7 @@ use crate::cost;
 use crate::experiment::{OVERALL_MARGIN, Reason, is_more_than_chance, shift};
 use crate::interval::{Bounds, confidence, estimate};
 use crate::metric::Metric;
-use crate::report::{Effect, INFLATED, OverallReport, Report};
+use crate::report::{Effect, INFLATED, OverallReport, Report, SampleRatio};
 use crate::verdict::{PAIRS_MIN, Verdict};
 use serde::{Deserialize, Serialize};
 
@@ -257,13 +257,16 @@ fn conclude(
     let Some((ln, bounds)) = overall else {
         return undecided("a report has too few requests for an overall figure".into());
     };
-    let lost = |report: &Report| {
-        let load = &report.sample_ratio;
-        load.mismatch && load.b_per_s < load.a_per_s
-    };
-    if let Some(at) = reports.iter().position(lost) {
-        let why = "B served fewer requests than A: its figures are those of another load";
-        return (Verdict::Invalid, format!("report {}: {why}", at + 1));
+    for (at, report) in reports.iter().enumerate() {
+        let lost = |load: &SampleRatio| load.mismatch && load.b_per_s < load.a_per_s;
+        if let Some((unit, _)) = report.ratios().find(|(_, load)| lost(load)) {
+            let units = unit.plural();
+            let why = format!(
+                "report {}: B served fewer {units} than A: its figures are those of another load",
+                at + 1
+            );
+            return (Verdict::Invalid, why);
+        }
     }
     let sign = if metric.lower_is_better() { 1.0 } else { -1.0 };
     let (worst, best) = match sign > 0.0 {

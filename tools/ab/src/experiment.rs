@@ -17,7 +17,7 @@ mod judge;
 use crate::accident::{self, Before, GuardReport};
 use crate::betting::Betting;
 use crate::design::{Arm, Assignment, Plan, PlanError};
-use crate::fairness::BestEffort;
+use crate::fairness::{BestEffort, Hidden};
 use crate::guard::{Beyond, Heard, Relative, Shadow, Window};
 use crate::interval;
 use crate::ledger::Ledger;
@@ -128,12 +128,15 @@ pub struct Experiment {
     late: [Vec<Carried>; 2],
     /// Best-effort clients when this block's measured part began.
     best_effort: Vec<BestEffort>,
-    /// The first block of the pair, and how many requests began and ended in it.
-    first: Option<(Arm, Sample, u64)>,
-    /// Requests that began and ended in a block of each arm.
-    served_under: [u64; 2],
+    hidden: Hidden,
+    /// The first block of the pair, and how many of each [`Unit`] began and ended in it.
+    first: Option<(Arm, Sample, [u64; 2])>,
+    /// Of each [`Unit`], those that began and ended in a block of each arm.
+    served_under: [[u64; 2]; 2],
     /// Of each [`Unit`].
     ledgers: [Ledger; 2],
+    /// Of each [`Unit`], those that ended after a cut and are not known.
+    lost: [u64; 2],
     blocks: Vec<Block>,
     adjuster: Adjuster,
     /// What load does not explain of them.
@@ -144,8 +147,9 @@ pub struct Experiment {
     /// The same with the margin taken out: what decides.
     decision: Betting,
     judgement: Judgement,
-    served: Served,
-    sample_ratio: Betting,
+    /// Of each [`Unit`]; only those of [`Experiment::compared`] are looked at.
+    served: [Served; 2],
+    sample_ratios: [Betting; 2],
     window: Window,
     /// Guards relative to A.
     relative: Vec<Relative>,
@@ -171,18 +175,21 @@ impl Experiment {
             window: Window::new(plan.guards.clone(), plan.slo_ns, plan.guard_window_ns),
             relative: Relative::all(&plan.guards),
             shadow: Shadow::new(&plan.guards, plan.slo_ns, plan.guard_window_ns),
-            ledgers: Default::default(),
+            ledgers: Unit::ALL
+                .map(|unit| Ledger::new(plan.slo_ns.filter(|_| unit == Unit::Request))),
             pace: Pace::new(&plan),
             accidents: accident::guards_before(&plan, &Before::default()),
             before: Before::default(),
             rest_ns: 0,
             adjuster: Adjuster::default(),
             late: Default::default(),
+            lost: [0; 2],
             best_effort: Vec::new(),
+            hidden: Hidden::default(),
             decision: Betting::new(),
             judgement: Judgement::Open,
-            served: Served::default(),
-            served_under: [0; 2],
+            served: Default::default(),
+            served_under: Default::default(),
             plan,
             assignment,
             arm,
@@ -197,7 +204,7 @@ impl Experiment {
             pairs_empty: 0,
             empty_in_a_row: 0,
             betting: Betting::new(),
-            sample_ratio: Betting::new(),
+            sample_ratios: [Betting::new(), Betting::new()],
             ended: None,
         })
     }
@@ -369,9 +376,18 @@ impl Experiment {
         let ln = |s: &Sample| metric.value(s, slo_ns).map(f64::ln);
         let says = metric.pair_says_something(a, b);
         let difference = ln(a).zip(ln(b)).map(|(a, b)| b - a).filter(|_| says);
-        let requests = |s: &Sample| (s.requests() as f64 + 1.0) / (s.span_ns() as f64).max(1.0);
-        let load = requests(b).ln() - requests(a).ln();
-        self.sample_ratio.push(load);
+        let loads = Unit::ALL.map(|unit| {
+            let rate = |s: &Sample| {
+                let count = s.of(unit).count() as f64;
+                (count + 1.0) / (s.span_ns() as f64).max(1.0)
+            };
+            rate(b).ln() - rate(a).ln()
+        });
+        for (ratio, load) in self.sample_ratios.iter_mut().zip(loads) {
+            ratio.push(load);
+        }
+        // Tokens are what policies trade for their times: only the number of requests is taken out.
+        let load = loads[Unit::Request.index()];
         // Each of them, so that none misses a pair.
         let breaches = self.relative.iter_mut().filter_map(|guard| guard.push(a, b));
         let breach = breaches.fold(None, |first: Option<String>, next| first.or(Some(next)));
@@ -399,11 +415,14 @@ impl Experiment {
             self.accidents = accident::guards(self);
         }
         let elapsed_ns = now_ns.saturating_sub(self.started_ns);
-        if let Some(arm) = self.served.failed() {
-            let served = |arm: Arm| self.served_under[arm.index()];
+        let failed =
+            self.compared().find_map(|unit| Some((unit, self.served[unit.index()].failed()?)));
+        if let Some((unit, arm)) = failed {
+            let served = |arm: Arm| self.served_under[unit.index()][arm.index()];
             let message = format!(
-                "{arm} served {} requests while {} served {}",
+                "{arm} served {} {} while {} served {}",
                 served(arm),
+                unit.plural(),
                 arm.other(),
                 served(arm.other())
             );
@@ -505,9 +524,15 @@ impl Experiment {
         &self.betting
     }
 
-    /// The evidence that the arms served different numbers of requests.
-    pub fn sample_ratio(&self) -> &Betting {
-        &self.sample_ratio
+    /// The evidence that the arms served different numbers of these.
+    pub fn sample_ratio(&self, unit: Unit) -> &Betting {
+        &self.sample_ratios[unit.index()]
+    }
+
+    /// Units that were not counted, because a client had too many under way at a cut.
+    pub(crate) fn lost(&self) -> impl Iterator<Item = (Unit, u64)> + '_ {
+        let lost = Unit::ALL.map(|unit| (unit, self.lost[unit.index()]));
+        lost.into_iter().filter(|(_, lost)| *lost > 0)
     }
 
     /// The estimated effect: B's figure over A's.

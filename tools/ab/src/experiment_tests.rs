@@ -81,7 +81,7 @@ fn a_clear_effect_is_found_and_its_size_told() {
     let experiment = &bench.experiment;
     assert!(experiment.blocks().len() >= experiment.plan().blocks_min as usize);
     assert!((experiment.ratio() - 0.5).abs() < 0.05, "{}", experiment.ratio());
-    assert!(!experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA));
+    assert!(!experiment.sample_ratio(Unit::Request).rejects(SAMPLE_RATIO_ALPHA));
 }
 
 #[test]
@@ -326,7 +326,52 @@ fn without_traffic_it_gives_up() {
 fn different_numbers_of_requests_are_noticed() {
     let mut bench = Bench::new(Plan { to_end: true, ..plan(Metric::HpP99) });
     bench.run(|arm, sample| requests(sample, if arm == Arm::A { 20 } else { 15 }, 10_000_000));
-    assert!(bench.experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA));
+    assert!(bench.experiment.sample_ratio(Unit::Request).rejects(SAMPLE_RATIO_ALPHA));
+}
+
+/// Of as many requests B makes fewer tokens, each in half of the time.
+#[test]
+fn fewer_tokens_do_not_win_by_being_quick() {
+    use crate::verdict::{Verdict, conclude};
+    let run = |metric: Metric, guards: &[&str], [a, b]: [u64; 2]| {
+        let guards = guards.iter().map(|guard| guard.parse().unwrap()).collect();
+        let mut bench = Bench::new(Plan { guards, blocks_min_better: 60, ..plan(metric) });
+        let mut turn = 0;
+        let ended = bench.run(|arm, sample| {
+            turn += 1;
+            let noise = 1_000 * (turn * 7_919 % 1_013);
+            let ms = if arm == Arm::A { 20 } else { 10 };
+            requests(sample, 5, ms * 1_000_000 + noise);
+            let (count, limit_ns) = (if arm == Arm::A { a } else { b }, Some(20_500_000));
+            sample.of_mut(Unit::Token).add(ms * 1_000_000 + noise, count, limit_ns);
+        });
+        let conclusion = conclude(&bench.experiment, bench.experiment.overall().as_ref());
+        let report = crate::Report::new(&bench.experiment, &Default::default(), 0, false);
+        (ended, conclusion, report)
+    };
+    for metric in [Metric::TokenP99, Metric::TpotAttainment] {
+        assert_eq!(run(metric, &[], [20, 20]).1.verdict, Verdict::PromoteB);
+        let (ended, conclusion, _) = run(metric, &[], [20, 2]);
+        assert_eq!((ended.reason, ended.arm), (Reason::NotServed, Some(Arm::B)), "{ended:?}");
+        assert!(conclusion.why.contains("tokens while A served"), "{conclusion:?}");
+        let (_, conclusion, report) = run(metric, &[], [20, 15]);
+        assert_eq!(conclusion.verdict, Verdict::Invalid, "{conclusion:?}");
+        assert!(conclusion.why.contains("B served fewer tokens than A"), "{conclusion:?}");
+        assert!(
+            report.text().contains("tokens/s under A and B: NOT the same"),
+            "{}",
+            report.text()
+        );
+    }
+    // A guard is of tokens.
+    let (ended, ..) = run(Metric::HpP99, &["token_p99<50ms"], [20, 2]);
+    assert_eq!((ended.reason, ended.arm), (Reason::NotServed, Some(Arm::B)), "{ended:?}");
+    let (_, conclusion, _) = run(Metric::HpP99, &["tpot_attainment>1%"], [20, 15]);
+    assert_eq!(conclusion.verdict, Verdict::Invalid, "{conclusion:?}");
+    // Nothing is: how many there are is no matter.
+    let (_, conclusion, report) = run(Metric::HpP99, &[], [20, 2]);
+    assert_eq!(conclusion.verdict, Verdict::PromoteB, "{conclusion:?}");
+    assert!(!report.text().contains("tokens/s"), "{}", report.text());
 }
 
 #[test]

@@ -383,7 +383,7 @@ impl Window {
             *judged = true;
             if index < least && breach.is_none() {
                 breach = Some(format!(
-                    "{guard}: the index of the best-effort clients that had work all the time was {index:.3} under B"
+                    "{guard}: the index of the best-effort clients that had work, or would have under A, was {index:.3} under B"
                 ));
             }
         }
@@ -409,7 +409,11 @@ impl Window {
                 let slo_ns = self.slo_ns.filter(|_| unit == Unit::Request);
                 let mut kept = heard.sample.map(|s| s.of(unit).kept(slo_ns)).unwrap_or_default();
                 for had in &heard.beyond[unit.index()].carried {
-                    kept.judge(self.limit_of(unit, had), had.ns, 1);
+                    let limit_ns = self.limit_of(unit, had);
+                    match had.is_whole {
+                        true => kept.judge(limit_ns, had.ns, 1),
+                        false => kept.judge_part(limit_ns, had.ns),
+                    }
                 }
                 (kept.judged, kept.judged - kept.within)
             }

@@ -17,7 +17,7 @@ impl Window {
 
 fn under_way(unit: Unit, ages: &[u64]) -> Heard<'static> {
     let mut heard = Heard::default();
-    let had = ages.iter().map(|ns| Had { ns: *ns, limit_ns: Some(40_000_000) });
+    let had = ages.iter().map(|ns| Had { ns: *ns, is_whole: true, limit_ns: Some(40_000_000) });
     heard.beyond[unit.index()].open = had.collect();
     heard
 }
@@ -147,11 +147,28 @@ fn requests_that_end_after_a_cut_count() {
     let mut window = window("hp_p99<8ms");
     let carried = || {
         let mut heard = Heard::default();
-        heard.beyond[0].carried = vec![Had { ns: 9_000_000, limit_ns: None }];
+        heard.beyond[0].carried = vec![Had { ns: 9_000_000, is_whole: true, limit_ns: None }];
         heard
     };
     assert_eq!(window.add(carried()), None);
     assert!(window.add(carried()).is_some());
+}
+
+/// However many B only ends: their time under A is not known here, so what B had of them keeps no objective.
+#[test]
+fn short_parts_of_requests_that_b_took_over_keep_no_objective() {
+    let mut window = window("slo_attainment>95%");
+    let mut heard = Heard::default();
+    let taken_over = |ns| Had { ns, is_whole: false, limit_ns: None };
+    heard.beyond[0].carried = vec![taken_over(1_000_000); 1_000];
+    assert_eq!(window.add(heard), None);
+    assert!(window.unjudged().next().is_some());
+    let breach = window.hear(&sample(18, 2)).unwrap();
+    assert!(breach.contains("90.0 % of the last 20"), "{breach}");
+    let mut heard = Heard::default();
+    heard.beyond[0].carried = vec![taken_over(9_000_000); 20];
+    let breach = window.add(heard).unwrap();
+    assert!(breach.contains("45.0 % of the last 40"), "B alone made them late: {breach}");
 }
 
 fn lengths(random: &mut fastrand::Rng, count: usize, factor: f64) -> Vec<u64> {
@@ -271,7 +288,7 @@ fn without_a_given_objective_each_unit_is_judged_by_its_clients_own() {
 
 #[test]
 fn fairness_is_judged_over_blocks_as_long_as_the_window() {
-    let share = |client, work_ns| Share { client, weight: 1, work_ns };
+    let share = |client, work_ns| Share { client, weight: 1, work_ns, is_busy: true };
     let uneven = [share(1, 100), share(2, 10)];
     let mut window = window("be_fairness>0.9");
     assert_eq!(window.block_ended(&uneven, 600_000_000), None, "too short");

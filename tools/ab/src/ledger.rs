@@ -4,8 +4,11 @@
 //! A request belongs to the block in which it began, with its whole length, however late it
 //! ends: so a policy that stalls requests is charged for them though they end under the
 //! other arm. While it is under way it counts as its age so far. What the *other* arm let
-//! such a request wait is kept beside it ([`Ledger::inherited`]), because a policy that only
+//! such a request wait is kept beside it ([`Stretch::inherited`]), because a policy that only
 //! delays what it takes over must not look good either.
+//!
+//! An objective judges a request once, in the block in which it began, by its whole length: a part of it that is short
+//! enough has kept nothing. Only if B alone had a request of A's for longer than the objective, B missed it, too.
 
 use crate::design::Arm;
 use crate::sample::{Carried, UnderWay, Units};
@@ -18,9 +21,9 @@ struct Stretch {
     number: Option<usize>,
     from_ns: u64,
     washout_ns: u64,
-    /// Requests that began in it and ended, but for those shorter than its washout.
+    /// Requests that began in it and ended, but for those that ended in its washout.
     own: Tail,
-    /// How long requests of earlier blocks stayed in it.
+    /// How long requests of earlier blocks stayed in it; judged are those that A began and B made late.
     inherited: Tail,
 }
 
@@ -28,12 +31,16 @@ struct Stretch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Had {
     pub ns: u64,
+    /// It began under that arm: this is its whole time.
+    pub is_whole: bool,
     /// As of [`Carried`].
     pub limit_ns: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
+    /// Longest time that keeps the objective, ns, if one is given for all clients.
+    slo_ns: Option<u64>,
     stretches: Vec<Stretch>,
     /// How many of `stretches` are blocks.
     blocks: usize,
@@ -43,6 +50,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    pub fn new(slo_ns: Option<u64>) -> Self {
+        Ledger { slo_ns, ..Ledger::default() }
+    }
+
     /// A block of this arm begins; requests shorter than `washout_ns` do not count.
     pub fn switch(&mut self, arm: Arm, now_ns: u64, washout_ns: u64) {
         self.push(arm, Some(self.blocks), now_ns, washout_ns);
@@ -65,8 +76,21 @@ impl Ledger {
     }
 
     /// The number of the block that this moment is in; `None` if it is in none.
-    pub fn block_at(&self, ns: u64) -> Option<usize> {
+    fn block_at(&self, ns: u64) -> Option<usize> {
         self.stretches[self.at(ns)?].number
+    }
+
+    /// The stretch that counts a request that ended: the one in which it began, unless it ended in its washout. A token
+    /// of a unit of CUDA graphs may have ended long before that is known.
+    fn own(&self, request: &Carried) -> Option<usize> {
+        let own = self.at(request.began_ns)?;
+        let Stretch { from_ns, washout_ns, .. } = self.stretches[own];
+        (request.began_ns.saturating_add(request.ns) > from_ns + washout_ns).then_some(own)
+    }
+
+    /// The number of the block that counts a request that ended; `None`: none does.
+    pub fn block_of(&self, request: &Carried) -> Option<usize> {
+        self.stretches[self.own(request)?].number
     }
 
     /// The arm that serves now.
@@ -77,9 +101,10 @@ impl Ledger {
     /// Requests that a block's measured part counts.
     pub fn count(&mut self, block: usize, units: &Units) {
         let of_block = |stretch: &&mut Stretch| stretch.number == Some(block);
+        let kept = units.kept(self.slo_ns);
         if let Some(block) = self.stretches.iter_mut().rev().find(of_block) {
             units.lengths().for_each(|(ns, count)| block.own.add(ns, count));
-            block.own.kept.extend(units.kept);
+            block.own.kept.extend(kept);
         }
     }
 
@@ -88,8 +113,9 @@ impl Ledger {
         self.looked_ns = now_ns;
         self.open.clone_from(&units.open);
         for request in &units.carried {
-            if let Some(own) = self.at(request.began_ns) {
-                self.stretches[own].own.add_one(request.ns, request.limit_ns);
+            if let Some(own) = self.own(request) {
+                let limit_ns = self.slo_ns.or(request.limit_ns);
+                self.stretches[own].own.add_one(request.ns, limit_ns);
             }
             self.inherit(*request);
         }
@@ -98,7 +124,10 @@ impl Ledger {
     /// For each later block that a request reached into beyond its washout: how long.
     fn inherit(&mut self, request: Carried) {
         let ended_ns = request.began_ns.saturating_add(request.ns);
-        let first = self.at(request.began_ns).map_or(0, |own| own + 1);
+        let limit_ns = self.slo_ns.or(request.limit_ns);
+        let own = self.at(request.began_ns);
+        let mut is_judged = own.is_some_and(|own| self.stretches[own].arm == Arm::B);
+        let (first, mut had_by_b_ns) = (own.map_or(0, |own| own + 1), 0);
         for at in first..self.stretches.len() {
             let until_ns = self.stretches.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
             let stretch = &mut self.stretches[at];
@@ -107,7 +136,12 @@ impl Ledger {
             }
             let ns = ended_ns.min(until_ns).saturating_sub(stretch.from_ns);
             if ns > stretch.washout_ns {
-                stretch.inherited.add_one(ns, request.limit_ns);
+                stretch.inherited.add(ns, 1);
+                if stretch.arm == Arm::B && !is_judged {
+                    had_by_b_ns += ns;
+                    is_judged = limit_ns.is_some_and(|limit_ns| had_by_b_ns > limit_ns);
+                    stretch.inherited.kept.judged += u64::from(is_judged);
+                }
             }
         }
     }
@@ -137,7 +171,9 @@ impl Ledger {
 
     fn had_by_b(&self, request: &Carried) -> Option<Had> {
         let ns = self.part_of_b(request.began_ns, request.ns)?;
-        Some(Had { ns, limit_ns: request.limit_ns })
+        let own = self.at(request.began_ns);
+        let is_whole = own.is_some_and(|own| self.stretches[own].arm == Arm::B);
+        Some(Had { ns, is_whole, limit_ns: request.limit_ns })
     }
 
     /// B's parts of requests that ended.
@@ -157,7 +193,9 @@ impl Ledger {
         for open in &self.open {
             let request = self.so_far(*open);
             if let Some(own) = self.at(request.began_ns) {
-                all.stretches[own].own.add_one(request.ns, request.limit_ns);
+                let own = &mut all.stretches[own].own;
+                own.add(request.ns, 1);
+                own.kept.judge_part(self.slo_ns.or(request.limit_ns), request.ns);
             }
             all.inherit(request);
         }
@@ -169,7 +207,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{Kept, Sample, Unit};
+    use crate::sample::{Room, Sample, Unit};
 
     /// Blocks of 2 s with 100 ms of washout: B, A, B.
     fn ledger() -> Ledger {
@@ -202,10 +240,50 @@ mod tests {
         assert_eq!((tails[0].1.requests(), tails[0].1.over(1_900)), (1, 1));
         assert_eq!((tails[1].1.requests(), tails[1].2.requests()), (0, 1));
         assert_eq!((tails[1].2.over(1_480), tails[1].2.over(1_520)), (1, 0));
-        // Within the objective is what A's part of it alone would have been.
-        let kept = |within| Kept { judged: 1, within };
-        assert_eq!((tails[0].1.kept, tails[1].2.kept), (kept(0), kept(1)));
+        // A's part of it alone would have kept the objective.
+        assert_eq!(kept_of(&ledger), [(1, 0), (0, 0), (0, 0)]);
         assert_eq!(tails[2].2.requests(), 0);
+    }
+
+    /// Of each block: judged and within, what it took over included.
+    fn kept_of(ledger: &Ledger) -> Vec<(u64, u64)> {
+        let sum = |(_, own, inherited): (Arm, Tail, Tail)| {
+            (own.kept.judged + inherited.kept.judged, own.kept.within + inherited.kept.within)
+        };
+        ledger.tails().into_iter().map(sum).collect()
+    }
+
+    /// The objective is 1.6 s.
+    #[test]
+    fn an_objective_judges_a_request_once_by_its_whole_length() {
+        // A's at 3.5 s, into B's block from 5 s on: in time, and late though B's part is short.
+        for (ns, within) in [(1_600, 1), (2_500, 0)] {
+            let mut ledger = ledger();
+            with(&mut ledger, 6_500, &[(3_500, ns)], &[]);
+            assert_eq!(kept_of(&ledger), [(0, 0), (1, within), (0, 0)], "{ns}");
+        }
+        // B had it for 1.7 s.
+        let mut ledger = ledger();
+        with(&mut ledger, 6_900, &[(4_800, 1_900)], &[]);
+        assert_eq!(kept_of(&ledger), [(0, 0), (1, 0), (1, 0)]);
+        // B's own, on through A and B again.
+        let mut ledger = self::ledger();
+        with(&mut ledger, 6_900, &[(2_900, 4_000)], &[]);
+        assert_eq!(kept_of(&ledger), [(1, 0), (0, 0), (0, 0)]);
+        // A's, under way when the test began, in two blocks of B.
+        ledger = self::ledger();
+        with(&mut ledger, 6_900, &[(500, 6_200)], &[]);
+        assert_eq!(kept_of(&ledger), [(1, 0), (0, 0), (0, 0)], "missed by B once");
+        // Under way: not judged until it is too old.
+        ledger = self::ledger();
+        with(&mut ledger, 6_500, &[], &[5_100]);
+        assert_eq!(kept_of(&ledger), [(0, 0); 3]);
+        with(&mut ledger, 6_900, &[], &[5_100]);
+        assert_eq!(kept_of(&ledger), [(0, 0), (0, 0), (1, 0)]);
+        // An objective for all replaces the clients' own.
+        ledger.slo_ns = Some(5_000);
+        with(&mut ledger, 6_900, &[(2_900, 4_000)], &[5_100]);
+        assert_eq!(kept_of(&ledger), [(1, 1), (0, 0), (0, 0)]);
     }
 
     #[test]
@@ -236,6 +314,23 @@ mod tests {
         ledger.switch(Arm::A, 7_000, 100);
         assert_eq!(ledger.part_of_b(3_500, 4_000), None, "A serves again");
         assert_eq!(ledger.part_of_b(6_500, 4_000), Some(4_000), "began under B");
+    }
+
+    /// A unit of CUDA graphs that reaches through three blocks: its tokens are known when it ends, in the last one.
+    #[test]
+    fn tokens_of_a_long_unit_belong_where_each_began() {
+        let (mut ledger, mut sample) = (ledger(), Sample::new());
+        let first = Carried { began_ns: 2_000, ns: 100, queue_known: false, limit_ns: Some(100) };
+        sample.ended(Unit::Token, first, 40, 5_100, &mut Room::of_one(1));
+        assert_eq!(sample.of(Unit::Token).count(), 9, "of the block that is measured");
+        ledger.look(6_000, sample.of(Unit::Token));
+        let tails = ledger.tails();
+        // Without the one that ended in each washout.
+        assert_eq!(tails.iter().map(|t| t.1.requests()).collect::<Vec<_>>(), [10, 19, 0]);
+        assert_eq!(tails.iter().map(|t| t.2.requests()).sum::<u64>(), 0, "none was taken over");
+        assert_eq!(kept_of(&ledger), [(10, 10), (19, 19), (0, 0)]);
+        let block_of = |began_ns| ledger.block_of(&Carried { began_ns, ..first });
+        assert_eq!([2_900, 3_000, 3_100, 5_100].map(block_of), [Some(0), None, Some(1), Some(2)]);
     }
 
     #[test]

@@ -72,10 +72,20 @@ pub struct Block {
     /// Times that best-effort clients were asked to yield.
     #[serde(default)]
     pub preemptions: u64,
-    /// Jain's index of the work, by weight, of best-effort clients that had work all the time; `null` for fewer than
-    /// two.
+    /// Jain's index of the work, by weight, of best-effort clients that had work all the time, or that only B keeps
+    /// from having it; `null` for fewer than two.
     #[serde(default)]
     pub be_fairness: Option<f64>,
+}
+
+impl Block {
+    /// The units of this kind.
+    pub(crate) fn count(&self, unit: Unit) -> u64 {
+        match unit {
+            Unit::Request => self.requests,
+            Unit::Token => self.tokens,
+        }
+    }
 }
 
 /// A policy that takes part.
@@ -164,12 +174,12 @@ pub struct Point {
 /// Loads that differ by more than this are told to people, shown to be no chance or not.
 const LOAD_FACTOR_MAX: f64 = 1.25;
 
-/// Whether both arms served as many requests.
+/// Whether both arms served as many units of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleRatio {
-    /// Requests a second under A.
+    /// Units a second under A.
     pub a_per_s: f64,
-    /// Requests a second under B.
+    /// Units a second under B.
     pub b_per_s: f64,
     /// Evidence against "as many": the largest e-value so far.
     pub e_value: f64,
@@ -178,6 +188,16 @@ pub struct SampleRatio {
 }
 
 impl SampleRatio {
+    fn new(experiment: &Experiment, unit: Unit) -> Self {
+        let betting = experiment.sample_ratio(unit);
+        SampleRatio {
+            a_per_s: experiment.per_s(unit, Arm::A),
+            b_per_s: experiment.per_s(unit, Arm::B),
+            e_value: betting.ln_e_max().exp().min(E_MAX),
+            mismatch: betting.rejects(SAMPLE_RATIO_ALPHA),
+        }
+    }
+
     /// The larger load over the smaller one, if they are far apart; infinite if one arm had none.
     pub fn far_apart(&self) -> Option<f64> {
         let (low, high) = (self.a_per_s.min(self.b_per_s), self.a_per_s.max(self.b_per_s));
@@ -229,6 +249,9 @@ pub struct Report {
     pub pairs_empty: u32,
     /// The check of the numbers of requests.
     pub sample_ratio: SampleRatio,
+    /// That of tokens, if the metric or a guard is of them.
+    #[serde(default)]
+    pub token_ratio: Option<SampleRatio>,
     /// B over A by further figures, on which the test does not decide.
     pub beside: Vec<Beside>,
     /// Figures that may be 0, on which the test does not decide either.
@@ -297,11 +320,7 @@ impl Report {
             Some(ended) => ended.after_ns,
             None => now_ns.saturating_sub(experiment.started_ns()),
         };
-        let per_s = |arm| {
-            let blocks = || experiment.blocks().iter().filter(move |b| b.arm == arm);
-            let seconds: f64 = blocks().map(|b| b.measured_s).sum();
-            blocks().map(|b| b.requests).sum::<u64>() as f64 / seconds.max(1e-9)
-        };
+        let is_of_tokens = experiment.compared().any(|unit| unit == Unit::Token);
         let mut report = Report {
             schema: SCHEMA,
             a: summary(experiment, Arm::A, &arms[0]),
@@ -325,12 +344,8 @@ impl Report {
             mean_effect: Effect::new(mean, mean_bounds),
             pairs: differences.len(),
             pairs_empty: experiment.pairs_empty(),
-            sample_ratio: SampleRatio {
-                a_per_s: per_s(Arm::A),
-                b_per_s: per_s(Arm::B),
-                e_value: experiment.sample_ratio().ln_e_max().exp().min(E_MAX),
-                mismatch: experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA),
-            },
+            sample_ratio: SampleRatio::new(experiment, Unit::Request),
+            token_ratio: is_of_tokens.then(|| SampleRatio::new(experiment, Unit::Token)),
             decided_early: experiment.is_decided() && !plan.to_end,
             caveats: Vec::new(),
             blocks: experiment.blocks().to_vec(),
@@ -340,21 +355,32 @@ impl Report {
             plan,
         };
         report.caveats = report.think_twice(experiment.unjudged());
+        report.caveats.extend(experiment.lost().map(|(unit, lost)| {
+            let units = unit.plural();
+            format!("{lost} {units} were not counted: a client had too many under way at a switch")
+        }));
         report
+    }
+
+    /// The checks of numbers.
+    pub(crate) fn ratios(&self) -> impl Iterator<Item = (Unit, &SampleRatio)> {
+        let tokens = self.token_ratio.iter().map(|ratio| (Unit::Token, ratio));
+        std::iter::once((Unit::Request, &self.sample_ratio)).chain(tokens)
     }
 
     fn think_twice(&self, unjudged: Vec<String>) -> Vec<String> {
         let mut all = unjudged;
         let requests: u64 = self.blocks.iter().map(|b| b.requests).sum();
         let queue_known: u64 = self.blocks.iter().map(|b| b.queue_known).sum();
-        if self.sample_ratio.mismatch {
+        let ratios = || self.ratios().map(|(_, ratio)| ratio);
+        if ratios().any(|ratio| ratio.mismatch) {
             all.push(
                 "the arms did not serve the same load: a program that waits for answers before \
                  it asks again asks more often when answers are quick; its tail is then that of \
                  another load"
                     .into(),
             );
-        } else if self.sample_ratio.far_apart().is_some() {
+        } else if ratios().any(|ratio| ratio.far_apart().is_some()) {
             all.push(
                 "the arms served loads that are far apart, though chance is not ruled out: figures \
                  under different loads do not compare the policies"
@@ -430,8 +456,7 @@ impl OverallReport {
 fn block_quantile(experiment: &Experiment) -> Option<f64> {
     let Basis::Tail(unit) = experiment.plan().metric.basis() else { return None };
     let said = experiment.blocks().iter().filter(|block| block.value.is_some());
-    let count = |block: &Block| if unit == Unit::Token { block.tokens } else { block.requests };
-    let mut requests: Vec<u64> = said.map(count).collect();
+    let mut requests: Vec<u64> = said.map(|block| block.count(unit)).collect();
     requests.sort_unstable();
     let n = *requests.get(requests.len() / 2)? as f64;
     Some((((0.99 * n).ceil()) - 1.0 / 3.0) / (n + 1.0 / 3.0))

@@ -7,6 +7,26 @@ use crate::lengths::Lengths;
 /// Units carried over a cut, or under way, that one sample holds: as many as clients.
 const CARRIED_MAX: usize = 4_096;
 
+/// How many of each [`Unit`] a client may yet add to those carried over a cut. Each client has an equal part of what a
+/// sample holds, so one that states any number of them loses its own and no other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room([u64; 2]);
+
+impl Room {
+    /// That of one of so many clients.
+    pub fn of_one(clients: usize) -> Self {
+        Room([(CARRIED_MAX / clients.max(1)).max(1) as u64; 2])
+    }
+
+    /// Takes as many of so many as there is room for.
+    fn take(&mut self, of: Unit, count: u64) -> u64 {
+        let left = &mut self.0[of.index()];
+        let taken = count.min(*left);
+        *left -= taken;
+        taken
+    }
+}
+
 /// What high-priority programs do, piece by piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
@@ -83,6 +103,12 @@ impl Kept {
         }
     }
 
+    /// One of which only a part, or its age, is known, ns: as long as that part would keep the objective, nothing is
+    /// said of the whole.
+    pub fn judge_part(&mut self, limit_ns: Option<u64>, ns: u64) {
+        self.judged += u64::from(limit_ns.is_some_and(|limit_ns| ns > limit_ns));
+    }
+
     pub fn extend(&mut self, other: Kept) {
         self.judged += other.judged;
         self.within += other.within;
@@ -94,10 +120,14 @@ impl Kept {
 pub struct Units {
     /// Times of those that began and ended here, ns.
     lengths: Lengths,
+    /// Those of them that are ages, of units that have not ended, ns.
+    ages: Vec<u64>,
     /// Those that ended here and began before the last cut; not among the others.
     pub carried: Vec<Carried>,
     /// Those that are under way at the end.
     pub open: Vec<UnderWay>,
+    /// Those that there was no room to carry.
+    pub lost: u64,
     /// Those whose time includes what they waited inside the program.
     pub queue_known: u64,
     /// By their clients' own objectives.
@@ -108,8 +138,10 @@ impl Units {
     fn new() -> Self {
         Units {
             lengths: Lengths::new(),
+            ages: Vec::new(),
             carried: Vec::with_capacity(CARRIED_MAX),
             open: Vec::with_capacity(CARRIED_MAX),
+            lost: 0,
             queue_known: 0,
             kept: Kept::default(),
         }
@@ -117,9 +149,10 @@ impl Units {
 
     fn clear(&mut self) {
         self.lengths.clear();
+        self.ages.clear();
         self.carried.clear();
         self.open.clear();
-        (self.queue_known, self.kept) = (0, Kept::default());
+        (self.lost, self.queue_known, self.kept) = (0, 0, Kept::default());
     }
 
     /// So many took so long each, ns; `limit_ns`: the longest time that keeps their client's objective.
@@ -134,10 +167,19 @@ impl Units {
         self.queue_known += u64::from(unit.queue_known);
     }
 
+    /// One that has not ended, with its age as its length. An objective judges it once it is too old.
+    pub fn add_open(&mut self, unit: &Carried) {
+        self.lengths.add(unit.ns.max(1), 1);
+        self.ages.push(unit.ns);
+        self.kept.judge_part(unit.limit_ns, unit.ns);
+        self.queue_known += u64::from(unit.queue_known);
+    }
+
     /// One ended that had begun before the last cut.
     pub fn carry(&mut self, unit: Carried) {
-        if self.carried.len() < CARRIED_MAX {
-            self.carried.push(unit);
+        match self.carried.len() < CARRIED_MAX {
+            true => self.carried.push(unit),
+            false => self.lost += 1,
         }
     }
 
@@ -171,7 +213,8 @@ impl Units {
     /// By an objective of so many ns, or else by their clients' own.
     pub fn kept(&self, slo_ns: Option<u64>) -> Kept {
         let of_all = |slo_ns| {
-            let judged = self.count();
+            let undecided = self.ages.iter().filter(|ns| **ns <= slo_ns).count() as u64;
+            let judged = self.count() - undecided;
             Kept { judged, within: judged - self.over(slo_ns).min(judged) }
         };
         slo_ns.map_or(self.kept, of_all)
@@ -179,8 +222,10 @@ impl Units {
 
     fn extend(&mut self, next: &Units) {
         self.lengths.extend(&next.lengths);
+        self.ages.extend_from_slice(&next.ages);
         next.carried.iter().for_each(|unit| self.carry(*unit));
         self.open.clone_from(&next.open);
+        self.lost += next.lost;
         self.queue_known += next.queue_known;
         self.kept.extend(next.kept);
     }
@@ -237,6 +282,31 @@ impl Sample {
 
     pub fn of_mut(&mut self, unit: Unit) -> &mut Units {
         &mut self.units[unit.index()]
+    }
+
+    /// So many units of a client ended one after the other, all as long as the first one. Those that began before the
+    /// last cut are carried over it.
+    pub fn ended(&mut self, of: Unit, first: Carried, count: u64, cut_ns: u64, room: &mut Room) {
+        let before = cut_ns.saturating_sub(first.began_ns).div_ceil(first.ns.max(1)).min(count);
+        let carried = room.take(of, before);
+        let units = self.of_mut(of);
+        for at in 0..carried {
+            let began_ns = first.began_ns.saturating_add(at * first.ns);
+            units.carry(Carried { began_ns, ..first });
+        }
+        units.lost += before - carried;
+        let rest = count - before;
+        if rest > 0 {
+            units.add(first.ns, rest, first.limit_ns);
+            units.queue_known += if first.queue_known { rest } else { 0 };
+        }
+    }
+
+    /// A unit of a client is under way.
+    pub fn under_way(&mut self, of: Unit, unit: UnderWay, room: &mut Room) {
+        if room.take(of, 1) > 0 {
+            self.of_mut(of).under_way(unit);
+        }
     }
 
     /// A request took so long, of a client without an objective.
@@ -348,5 +418,54 @@ mod tests {
         sum.extend(&sample);
         assert_eq!(sum.of(Unit::Request).kept(None), Kept { judged: 12, within: 6 });
         assert_eq!(sum.of(Unit::Token).kept(None), Kept::default());
+    }
+
+    /// One of three clients states any number of units that began before the cut, and is asked first.
+    #[test]
+    fn a_client_that_carries_too_many_loses_its_own_only() {
+        let (mut sample, cut_ns, room) = (Sample::new(), 1_000, Room::of_one(3));
+        let unit = |began_ns, ns| Carried { began_ns, ns, queue_known: false, limit_ns: Some(9) };
+        let mut hostile = room;
+        for _ in 0..10_000 {
+            sample.ended(Unit::Request, unit(1, 2_000), 1, cut_ns, &mut hostile);
+        }
+        sample.ended(Unit::Token, unit(2, 3), 65_535, cut_ns, &mut hostile);
+        for began_ns in [10, 20] {
+            let (mut room, mut open) = (room, room);
+            for _ in 0..500 {
+                sample.ended(Unit::Request, unit(began_ns, 2_000), 1, cut_ns, &mut room);
+                sample.ended(Unit::Request, unit(1_500, 5), 1, cut_ns, &mut room);
+                let way = UnderWay { began_ns, queue_known: false, limit_ns: None };
+                sample.under_way(Unit::Request, way, &mut open);
+            }
+        }
+        let requests = sample.of(Unit::Request);
+        let carried =
+            |began_ns| requests.carried.iter().filter(|unit| unit.began_ns == began_ns).count();
+        assert_eq!([1, 10, 20].map(carried), [1_365, 500, 500]);
+        assert_eq!((requests.lost, requests.open.len()), (10_000 - 1_365, 1_000));
+        assert_eq!((requests.count(), requests.kept.within), (1_000, 1_000));
+        // 333 began before the cut.
+        let tokens = sample.of(Unit::Token);
+        assert_eq!((tokens.carried.len(), tokens.lost, tokens.count()), (333, 0, 65_202));
+        // Each of as many clients as there may be has room for one.
+        assert_eq!(Room::of_one(CLIENTS_MAX), Room([1; 2]));
+        sample.clear();
+        assert_eq!(sample.of(Unit::Request).lost, 0);
+    }
+
+    #[test]
+    fn an_objective_judges_a_unit_under_way_only_once_it_is_too_old() {
+        let mut sample = Sample::new();
+        let units = sample.of_mut(Unit::Token);
+        units.add(5, 4, Some(20));
+        for ns in [10, 30] {
+            let (began_ns, queue_known, limit_ns) = (0, false, Some(20));
+            units.add_open(&Carried { began_ns, ns, queue_known, limit_ns });
+        }
+        assert_eq!(units.count(), 6);
+        assert_eq!(units.kept(None), Kept { judged: 5, within: 4 });
+        assert_eq!(units.kept(Some(20)), Kept { judged: 5, within: 4 });
+        assert_eq!(units.kept(Some(7)), Kept { judged: 6, within: 4 });
     }
 }

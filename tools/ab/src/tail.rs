@@ -116,7 +116,8 @@ impl Pool {
     /// This share took at most so long, ns. `None` without requests.
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         // From above: a tail's quantile is near the end.
-        let above = self.requests - (share * self.requests as f64).ceil().max(1.0) as u64;
+        let rank = (share * self.requests as f64).ceil().max(1.0) as u64;
+        let above = self.requests.saturating_sub(rank);
         let mut seen = 0;
         (self.low..=self.high).rev().find_map(|step| {
             seen += self.counts[step];

@@ -174,21 +174,23 @@ impl Report {
             plan.alpha,
             self.pairs
         )?;
-        let ratio = &self.sample_ratio;
-        writeln!(
-            out,
-            "  load         {:.1} and {:.1} requests/s under A and B: {}",
-            ratio.a_per_s,
-            ratio.b_per_s,
-            match (ratio.mismatch, ratio.far_apart()) {
-                (true, _) => "NOT the same".into(),
-                (false, Some(factor)) if factor.is_finite() => {
-                    format!("{factor:.1} times as many under one; chance is not ruled out")
+        for (unit, ratio) in self.ratios() {
+            writeln!(
+                out,
+                "  load         {:.1} and {:.1} {}/s under A and B: {}",
+                ratio.a_per_s,
+                ratio.b_per_s,
+                unit.plural(),
+                match (ratio.mismatch, ratio.far_apart()) {
+                    (true, _) => "NOT the same".into(),
+                    (false, Some(factor)) if factor.is_finite() => {
+                        format!("{factor:.1} times as many under one; chance is not ruled out")
+                    }
+                    (false, Some(_)) => "one arm served none; chance is not ruled out".into(),
+                    (false, None) => "no difference is shown".to_owned(),
                 }
-                (false, Some(_)) => "one arm served none; chance is not ruled out".into(),
-                (false, None) => "no difference is shown".to_owned(),
-            }
-        )?;
+            )?;
+        }
         for beside in self.beside.iter().filter(|beside| beside.pairs >= PAIRS_MIN) {
             let words = ratio_in_words(beside.effect.ratio);
             let bounds = bounds(&beside.effect, level);

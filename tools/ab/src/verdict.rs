@@ -2,7 +2,7 @@
 
 use crate::cost;
 use crate::design::Arm;
-use crate::experiment::{Experiment, Judgement, OVERALL_MARGIN, Reason, SAMPLE_RATIO_ALPHA};
+use crate::experiment::{Experiment, Judgement, OVERALL_MARGIN, Reason};
 use crate::metric::Metric;
 use crate::overall::Overall;
 use serde::{Deserialize, Serialize};
@@ -191,7 +191,6 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
         None | Some(Reason::Decided | Reason::MaxTime | Reason::Futile | Reason::Stopped) => {}
     }
     let metric = plan.metric;
-    let other_load = experiment.sample_ratio().rejects(SAMPLE_RATIO_ALPHA);
     let whole = |overall: &Overall| {
         format!("{} is {}", overall_name(metric, overall), ratio_in_words(overall.ln_ratio.exp()))
     };
@@ -203,10 +202,11 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
             let why = overall.map_or_else(String::new, whole);
             return say(Verdict::PromoteB, why);
         }
-        Judgement::Worse if other_load && !experiment.serves_less() => {
-            return say(Verdict::Invalid, "B is worse, but it served more requests than A".into());
-        }
         Judgement::Worse => {
+            if let Some((unit, _)) = experiment.other_load().find(|(_, b_is_less)| !b_is_less) {
+                let why = format!("B is worse, but it served more {} than A", unit.plural());
+                return say(Verdict::Invalid, why);
+            }
             return say(Verdict::KeepA, format!("B is worse on {metric}, block by block"));
         }
         Judgement::BetterInMost if ended.is_some() => {
@@ -226,9 +226,12 @@ pub fn conclude(experiment: &Experiment, overall: Option<&Overall>) -> Conclusio
         }
         let seen = 2 * experiment.differences().len() >= plan.blocks_min_better as usize;
         if experiment.judgement() == Judgement::BetterInMost && seen {
-            if other_load && experiment.serves_less() {
-                let why = "B served fewer requests than A: its figures are those of another load";
-                return say(Verdict::Invalid, why.into());
+            if let Some((unit, _)) = experiment.other_load().find(|(_, b_is_less)| *b_is_less) {
+                let why = format!(
+                    "B served fewer {} than A: its figures are those of another load",
+                    unit.plural()
+                );
+                return say(Verdict::Invalid, why);
             }
             let worse = if sign > 0.0 { overall.higher } else { 1.0 - overall.higher };
             if sign * overall.ln_ratio > plan.margin.ln_1p() || worse >= WORSE_MAX {

@@ -12,6 +12,7 @@ use super::Engine;
 use super::client::DispatchClient;
 use tally_ab::Sample;
 use tally_ab::fairness::BestEffort;
+use tally_ab::sample::Room;
 use tally_engine::ClientWork;
 
 const _: () = assert!(tally_ab::fairness::CLIENTS_MAX >= tally_contract::limits::CLIENTS_MAX);
@@ -79,7 +80,9 @@ impl Measuring {
             }
         }
         if cut || old.is_none() {
-            clients.iter_mut().filter_map(|c| c.marks.as_mut()).for_each(|marks| marks.cut(now_ns));
+            let room = Room::of_one(clients.iter().filter(|c| c.marks.is_some()).count());
+            let marks = clients.iter_mut().filter_map(|c| c.marks.as_mut());
+            marks.for_each(|marks| marks.cut(now_ns, room));
         }
         (self.launches, self.work_ns) = (done.launches, done.ns);
         (self.waited_ns, self.yields) = (waited_ns, yields);

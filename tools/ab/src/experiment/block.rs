@@ -13,8 +13,9 @@ impl Experiment {
         for unit in Unit::ALL {
             let (units, ledger) = (sample.of(unit), &mut self.ledgers[unit.index()]);
             ledger.look(now_ns, units);
+            self.lost[unit.index()] += units.lost;
             for one in &units.carried {
-                let Some(own) = ledger.block_at(one.began_ns) else { continue };
+                let Some(own) = ledger.block_of(one) else { continue };
                 if own == blocks && !between {
                     self.late[unit.index()].push(*one);
                 } else if own + 1 == blocks
@@ -37,7 +38,7 @@ impl Experiment {
         let open = Unit::ALL.map(|unit| {
             let mut open = 0;
             for one in self.ledgers[unit.index()].open_of(number) {
-                sample.of_mut(unit).add_carried(&one);
+                sample.of_mut(unit).add_open(&one);
                 open += 1;
             }
             open
@@ -75,14 +76,17 @@ impl Experiment {
         for unit in Unit::ALL {
             self.ledgers[unit.index()].count(number, sample.of(unit));
         }
-        let served = sample.requests();
-        self.served_under[self.arm.index()] += served;
+        let served = Unit::ALL.map(|unit| sample.of(unit).count());
+        for unit in Unit::ALL {
+            self.served_under[unit.index()][self.arm.index()] += served[unit.index()];
+        }
         for unit in Unit::ALL {
             let late = self.late[unit.index()].drain(..);
             late.for_each(|one| sample.of_mut(unit).add_carried(&one));
         }
         let span_ns = sample.span_ns();
         let shares = fairness::between(&self.best_effort, &sample.best_effort, span_ns);
+        let shares = self.hidden.block_ended(self.arm, shares);
         let fairness = fairness::index(&shares);
         self.phase = Phase::Between;
         // Before the pair, which may be the last one.
@@ -107,7 +111,9 @@ impl Experiment {
                     let [b, a] = pair;
                     [a, b]
                 };
-                self.served.push(a.1, b.1);
+                for (at, of_unit) in self.served.iter_mut().enumerate() {
+                    of_unit.push(a.1[at], b.1[at]);
+                }
                 self.end_pair(now_ns, &a.0, &b.0);
             }
         }

@@ -3,16 +3,16 @@
 use super::{Experiment, SAMPLE_RATIO_ALPHA};
 use crate::cost;
 use crate::design::{Arm, Plan};
-use crate::guard::Relative;
+use crate::guard::{Guard, Relative};
 use crate::metric::{Basis, Metric};
 use crate::overall::{Overall, Part, overall};
 use crate::report::Block;
 use crate::sample::Unit;
 use crate::tail::Tail;
 
-/// Level at which an arm is said not to serve.
+/// Level at which an arm is said not to serve units of a kind.
 const SERVED_ALPHA: f64 = 0.005;
-/// An arm that served less than this part of the other's requests did not serve, in this pair.
+/// An arm that served less than this part of the other's units did not serve, in this pair.
 const SERVED_PART: u64 = 4;
 /// Pairs in which neither arm served so many say nothing of that.
 const SERVED_MIN: u64 = 10;
@@ -76,8 +76,8 @@ pub enum Judgement {
     Open,
 }
 
-/// The bet on which arm does not serve. Under the null it is a fair coin whose block the one
-/// without requests was.
+/// The bet on which arm does not serve units of a kind. Under the null it is a fair coin whose block
+/// the one without any was.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Served {
     /// Logarithms of the wealth of those who bet on A and on B not serving.
@@ -85,7 +85,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// A pair's numbers of requests that ended.
+    /// A pair's numbers of units that ended.
     pub(super) fn push(&mut self, a: u64, b: u64) {
         if a.max(b) < SERVED_MIN || a.min(b) * SERVED_PART > a.max(b) {
             return;
@@ -119,7 +119,7 @@ impl Experiment {
             return Judgement::BetterInMost;
         }
         // B's lower times under a load that it did not serve say little.
-        let lost = self.sample_ratio.rejects(SAMPLE_RATIO_ALPHA) && self.serves_less();
+        let lost = self.other_load().any(|(_, b_is_less)| b_is_less);
         match self.overall() {
             Some(overall)
                 if self.unjudged().is_empty()
@@ -175,14 +175,28 @@ impl Experiment {
         self.window.unjudged().chain(self.relative.iter().filter_map(Relative::unjudged)).collect()
     }
 
-    /// Whether B served fewer requests than A.
-    pub fn serves_less(&self) -> bool {
-        let per_s = |arm| {
-            let blocks = || self.blocks.iter().filter(move |b| b.arm == arm);
-            let seconds: f64 = blocks().map(|b| b.measured_s).sum();
-            blocks().map(|b| b.requests).sum::<u64>() as f64 / seconds.max(1e-9)
-        };
-        per_s(Arm::B) < per_s(Arm::A)
+    /// Units that both arms must serve as many of: requests, and tokens if something is judged by them.
+    pub(crate) fn compared(&self) -> impl Iterator<Item = Unit> + use<> {
+        let guards = self.plan.guards.iter().map(Guard::unit);
+        let has_tokens =
+            guards.chain([self.plan.metric.unit()]).any(|unit| unit == Some(Unit::Token));
+        Unit::ALL.into_iter().filter(move |unit| *unit == Unit::Request || has_tokens)
+    }
+
+    /// Units of which the arms surely served different numbers, and whether B served fewer.
+    pub(crate) fn other_load(&self) -> impl Iterator<Item = (Unit, bool)> + '_ {
+        let differs = |unit: &Unit| self.sample_ratio(*unit).rejects(SAMPLE_RATIO_ALPHA);
+        self.compared().filter(differs).map(|unit| {
+            let [a, b] = [Arm::A, Arm::B].map(|arm| self.per_s(unit, arm));
+            (unit, b < a)
+        })
+    }
+
+    /// Units a second that an arm served.
+    pub(crate) fn per_s(&self, unit: Unit, arm: Arm) -> f64 {
+        let blocks = || self.blocks.iter().filter(move |b| b.arm == arm);
+        let seconds: f64 = blocks().map(|b| b.measured_s).sum();
+        blocks().map(|b| b.count(unit)).sum::<u64>() as f64 / seconds.max(1e-9)
     }
 
     /// Both arms' figures over all of their finished pairs.
@@ -203,14 +217,10 @@ impl Experiment {
             if arm == Arm::B {
                 tail.extend(&inherited);
             }
-            match (metric.basis(), self.plan.slo_ns) {
-                (Basis::Tail(_), _) => Part::Requests(tail),
-                (Basis::Work, _) => Part::Sums(block.be_work_ns as f64, block.measured_s),
-                (Basis::Attainment(Unit::Request), Some(slo_ns)) => {
-                    let requests = tail.requests() as f64;
-                    Part::Sums(requests - tail.over(slo_ns) as f64, requests)
-                }
-                (Basis::Attainment(_), _) => {
+            match metric.basis() {
+                Basis::Tail(_) => Part::Requests(tail),
+                Basis::Work => Part::Sums(block.be_work_ns as f64, block.measured_s),
+                Basis::Attainment(_) => {
                     Part::Sums(tail.kept.within as f64, tail.kept.judged as f64)
                 }
             }

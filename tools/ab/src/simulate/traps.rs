@@ -35,6 +35,10 @@ pub enum Trap {
     /// Of two best-effort clients it serves one only. No trap of [`Trap::ALL`]: more work is done, and only a guard on
     /// fairness says that it must be shared.
     StarvesOne,
+    /// The same, and the other client has no work waiting under it.
+    HidesOne,
+    /// No trap: of two best-effort clients one sleeps at times, under either policy.
+    OneSleeps,
     /// No trap: requests take as long as under A.
     Same,
     /// No trap: 0.7 times as slow in all blocks.
@@ -73,8 +77,13 @@ struct Service {
     factor: f64,
     arm: Arm,
     switched_ns: u64,
-    /// Two of one weight, with work all the time.
+    /// Two of one weight, with work all the time but for [`Trap::OneSleeps`].
     best_effort: [BestEffort; 2],
+    /// The second one sleeps, until then, ns.
+    sleeps: bool,
+    until_ns: u64,
+    /// Until then work was shared out, ns.
+    shared_ns: u64,
 }
 
 impl Service {
@@ -95,18 +104,39 @@ impl Service {
             .collect();
         let best_effort =
             [1, 2].map(|client| BestEffort { client, weight: 1, work_ns: 0, backlog_ns: 0 });
-        Service { trap, random, clients, factor: 1.0, arm: Arm::A, switched_ns: 0, best_effort }
+        let (factor, arm, switched_ns, sleeps, until_ns) = (1.0, Arm::A, 0, false, 0);
+        let shared_ns = 0;
+        Service {
+            trap,
+            random,
+            clients,
+            factor,
+            arm,
+            switched_ns,
+            best_effort,
+            sleeps,
+            until_ns,
+            shared_ns,
+        }
     }
 
     /// So much best-effort work was done until now: by turns, or by one client.
     fn share_out(&mut self, now_ns: u64, work_ns: u64) {
-        let first = match (self.trap, self.arm) {
-            (Trap::StarvesOne, Arm::B) => work_ns,
-            _ => work_ns / 2,
+        while self.trap == Trap::OneSleeps && self.until_ns <= now_ns {
+            self.sleeps ^= true;
+            self.until_ns += (exponential(&mut self.random) * 3e9) as u64;
+        }
+        let (first, is_idle) = match (self.trap, self.arm) {
+            (Trap::StarvesOne, Arm::B) => (work_ns, false),
+            (Trap::HidesOne, Arm::B) => (work_ns, true),
+            _ if self.sleeps => (work_ns, true),
+            _ => (work_ns / 2, false),
         };
-        for (client, work_ns) in self.best_effort.iter_mut().zip([first, work_ns - first]) {
+        let span_ns = now_ns - std::mem::replace(&mut self.shared_ns, now_ns);
+        let each = [(first, false), (work_ns - first, is_idle)];
+        for (client, (work_ns, is_idle)) in self.best_effort.iter_mut().zip(each) {
             client.work_ns += work_ns;
-            client.backlog_ns = now_ns;
+            client.backlog_ns += if is_idle { 0 } else { span_ns };
         }
     }
 
@@ -267,6 +297,17 @@ mod tests {
         }
     }
 
+    /// A request that B takes over is A's miss in the sequential test: what B made late must count against it all the
+    /// same.
+    #[test]
+    fn no_trap_is_promoted_for_an_objective() {
+        for trap in Trap::ALL {
+            let slo_ns = Some(20_000_000);
+            let report = test(trap, Plan { slo_ns, ..plan(Metric::SloAttainment, None, 1) });
+            assert_ne!(report.verdict, Verdict::PromoteB, "{trap:?}: {}", report.text());
+        }
+    }
+
     #[test]
     fn a_guard_notices_stalls_and_starvation() {
         for trap in [Trap::ServesNothing, Trap::StallsLongerThanABlock] {
@@ -311,6 +352,26 @@ mod tests {
         assert_eq!(report.verdict, Verdict::PromoteB, "{}", report.text());
         let fairness = report.rates.iter().find(|rate| rate.name == "be_fairness").unwrap();
         assert!(fairness.high.is_some_and(|high| high < -0.4), "{fairness:?}");
+    }
+
+    #[test]
+    fn a_guard_on_fairness_notices_a_client_that_b_keeps_from_having_work() {
+        let test = |trap, seed| {
+            let guarded = plan(Metric::BeThroughput, Some("be_fairness>0.9"), seed);
+            test(trap, Plan { to_end: true, time_ns_max: 180_000_000_000, ..guarded })
+        };
+        for seed in 1..=5 {
+            let report = test(Trap::HidesOne, seed);
+            assert_eq!(report.verdict, Verdict::Withdrawn, "{}", report.text());
+            assert!(report.why.contains("was 0.500 under B"), "{}", report.why);
+            // Six pairs that agree, and B's blocks until they last as long as a window.
+            assert!((12..=20).contains(&report.blocks.len()), "{}", report.blocks.len());
+        }
+        // One that sleeps by itself is no reason to withdraw B.
+        for seed in 1..=20 {
+            let report = test(Trap::OneSleeps, seed);
+            assert_ne!(report.verdict, Verdict::Withdrawn, "{seed}: {}", report.text());
+        }
     }
 
     #[test]

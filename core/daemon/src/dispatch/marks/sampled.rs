@@ -2,12 +2,9 @@
 //! objective in force when it ended.
 
 use super::{Marks, Open, Unit};
-use tally_ab::sample::{Carried, UnderWay, Units};
+use tally_ab::sample::{Carried, Room, UnderWay};
 use tally_ab::{Sample, Unit as Of};
 use tally_contract::limits::PASS_MARKS_CLIENT_MAX;
-
-/// Tokens of one unit that are carried over a cut, at most: all of them took the same time.
-const CARRIED_MAX: u64 = 64;
 
 /// Tokens that ended, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +26,9 @@ pub(super) struct Sampled {
     is_taken: bool,
     /// Units that came before are carried over a cut.
     cut_ns: u64,
+    /// For how many there is room in each stretch, and in what is left of this one.
+    room: Room,
+    room_left: Room,
     /// Tokens that ended in the last pass.
     pub tokens: Vec<Tokens>,
 }
@@ -36,7 +36,8 @@ pub(super) struct Sampled {
 impl Sampled {
     /// Allocates all that it will ever need.
     pub fn new() -> Self {
-        Sampled { is_taken: false, cut_ns: 0, tokens: Vec::with_capacity(PASS_MARKS_CLIENT_MAX) }
+        let (room, tokens) = (Room::of_one(1), Vec::with_capacity(PASS_MARKS_CLIENT_MAX));
+        Sampled { is_taken: false, cut_ns: 0, room, room_left: room, tokens }
     }
 
     pub fn begin_pass(&mut self) {
@@ -56,57 +57,39 @@ impl Sampled {
     }
 }
 
-impl Tokens {
-    /// Those that began before the cut are carried.
-    fn count(&self, cut_ns: u64, to: &mut Units) {
-        let Tokens { began_ns, ns, queue_known, limit_ns, .. } = *self;
-        let count = u64::from(self.count);
-        let before = cut_ns.saturating_sub(began_ns).div_ceil(ns.max(1)).min(count);
-        for at in 0..before.min(CARRIED_MAX) {
-            to.carry(Carried {
-                began_ns: began_ns.saturating_add(at * ns),
-                ns,
-                queue_known,
-                limit_ns,
-            });
-        }
-        to.add(ns, count - before, limit_ns);
-    }
-}
-
 impl Marks {
     /// Counts what ended in the last pass, once. `slo_ns`: the longest time that keeps the objective for requests.
     pub fn sample(&mut self, slo_ns: Option<u64>, sample: &mut Sample) {
         if std::mem::replace(&mut self.sampled.is_taken, true) {
             return;
         }
-        let cut_ns = self.sampled.cut_ns;
-        let requests = sample.of_mut(Of::Request);
+        let Sampled { cut_ns, room_left, tokens, .. } = &mut self.sampled;
         for unit in &self.ended {
             let Open { came_ns: began_ns, queue_known, .. } = unit.open;
             let ended = Carried { began_ns, ns: unit.ns, queue_known, limit_ns: slo_ns };
-            match began_ns < cut_ns {
-                true => requests.carry(ended),
-                false => requests.add_carried(&ended),
-            }
+            sample.ended(Of::Request, ended, 1, *cut_ns, room_left);
         }
-        let tokens = sample.of_mut(Of::Token);
-        self.sampled.tokens.iter().for_each(|ended| ended.count(cut_ns, tokens));
+        for &Tokens { began_ns, ns, count, queue_known, limit_ns } in tokens.iter() {
+            let first = Carried { began_ns, ns, queue_known, limit_ns };
+            sample.ended(Of::Token, first, count.into(), *cut_ns, room_left);
+        }
     }
 
-    /// A new stretch of an A/B test begins.
-    pub fn cut(&mut self, now_ns: u64) {
-        self.sampled.cut_ns = now_ns;
+    /// A new stretch of an A/B test begins. So many units may be carried into it, and be under way in it.
+    pub fn cut(&mut self, now_ns: u64, room: Room) {
+        let sampled = &mut self.sampled;
+        (sampled.cut_ns, sampled.room, sampled.room_left) = (now_ns, room, room);
     }
 
     /// Adds the requests and tokens that are under way.
     pub fn under_way(&self, slo_ns: Option<u64>, sample: &mut Sample) {
+        let mut room = self.sampled.room;
         let each =
             [(&self.open, Of::Request, slo_ns), (&self.open_tokens, Of::Token, self.tpot_ns)];
         for (all, of, limit_ns) in each {
             for Open { came_ns, queue_known, .. } in all {
                 let open = UnderWay { began_ns: *came_ns, queue_known: *queue_known, limit_ns };
-                sample.of_mut(of).under_way(open);
+                sample.under_way(of, open, &mut room);
             }
         }
     }

@@ -1,6 +1,6 @@
 use super::*;
 use tally_ab::Sample;
-use tally_ab::sample::Carried;
+use tally_ab::sample::{Carried, Room};
 use tally_engine::EngineConfig;
 use tally_engine::policy::{Class, ClientInfo};
 use tally_ipc::ClientRegion;
@@ -260,7 +260,7 @@ fn tokens_are_counted_beside_requests_and_go_out_of_the_recent_ones() {
 #[test]
 fn requests_that_came_before_a_cut_are_carried_over_it() {
     let mut client = Client::new();
-    client.marks.cut(START + 10 * MS);
+    client.marks.cut(START + 10 * MS, Room::of_one(1));
     client.ended(Kind::Request, Some(3_000), START + 12 * MS, START + 15 * MS);
     client.ended(Kind::Request, Some(1_000), START + 12 * MS, START + 15 * MS);
     client.read(START + 16 * MS);
@@ -496,7 +496,7 @@ fn a_test_counts_tokens_as_the_status_does() {
     assert_eq!(sampled_tokens(&mut client), (2, 1, 2, vec![]));
     // The objective changes: only what ends from now on is judged by it.
     client.marks.set_tpot(START + 14 * MS, Some(9 * MS));
-    client.marks.cut(START + 16 * MS);
+    client.marks.cut(START + 16 * MS, Room::of_one(1));
     client.ended(Kind::Token, None, START + 15 * MS, START + 19 * MS);
     client.ended(Kind::Token, None, START + 17 * MS, START + 21 * MS);
     client.read(START + 22 * MS);
@@ -521,10 +521,23 @@ fn a_marked_token_under_way_is_counted_until_it_ends() {
 fn graphs_of_a_unit_that_a_cut_divides_belong_where_each_began() {
     let mut client = Client::new();
     client.marks.set_tpot(START, Some(4 * MS));
-    client.marks.cut(START + 10 * MS);
+    client.marks.cut(START + 10 * MS, Room::of_one(1));
     // At 3, 7, 11 and 15 ms.
     client.graphs(4, START + 3 * MS, 0, START + 19 * MS);
     client.read(START + 20 * MS);
     let carried = vec![START + 3 * MS, START + 7 * MS];
     assert_eq!(sampled_tokens(&mut client), (2, 2, 2, carried));
+}
+
+#[test]
+fn a_client_carries_no_more_over_a_cut_than_it_has_room_for() {
+    let mut client = Client::new();
+    client.marks.set_tpot(START, Some(4 * MS));
+    for (clients, room) in [(1, 300), (20, 204)] {
+        client.marks.cut(START + 400 * MS, Room::of_one(clients));
+        client.graphs(300, START, 0, START + 300 * MS);
+        client.read(START + 401 * MS);
+        let (counted, .., carried) = sampled_tokens(&mut client);
+        assert_eq!((counted, carried.len()), (0, room), "{clients}");
+    }
 }
