@@ -60,8 +60,8 @@ fn of_client(shares: &[Share], client: u32) -> Option<&Share> {
 ///
 /// Of each client it is bet that B's block of a pair is the one in which it was not busy. If policies make no
 /// difference, a fair coin decides which block that is, so a client is taken for hidden by accident at most at
-/// [`RELATIVE_ALPHA`] divided by the number of clients, whenever it sleeps: five pairs in a row for one client, eight for
-/// ten.
+/// [`RELATIVE_ALPHA`] divided by the number of clients, whenever it sleeps: five pairs in a row for one client, eight
+/// for ten.
 #[derive(Clone, Debug, Default)]
 pub struct Hidden {
     /// Logarithms of the wealth.
