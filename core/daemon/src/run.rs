@@ -136,7 +136,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     settings.engine.reserve_sms = reserves(&config, &sharing);
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();
-    let lab = crate::ab::lab::Lab::open(&config, &path);
+    let experiments = crate::ab::experiments::Experiments::open(&config, &path);
     let recordings =
         Recordings::open(&config, &policy, &recorder).map_err(CoreError::ConfigValue)?;
     let Handle { control, notices, mut ended, pinned } =
@@ -165,7 +165,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         ungoverned: RefCell::default(),
         looker: Rc::default(),
         policy: slot,
-        lab,
+        experiments,
         profiles,
         recordings,
         sharing: RefCell::new(Some(sharing)),
@@ -282,7 +282,7 @@ async fn until_stopped(
 
 async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
     tokio::select! {
-        () = plane.lab.close() => {}
+        () = plane.experiments.close() => {}
         () = second_stop(signals) => return Ok(()),
     }
     tracing::info!("draining: every launch is granted");

@@ -1,6 +1,6 @@
 //! One experiment from its first block until A is active again.
 
-use super::lab::{Running, report, written};
+use super::experiments::{Running, report, written};
 use crate::control::Plane;
 use crate::dispatch::control::{AskError, Control};
 use crate::policy_slot::{Candidate, PutError};
@@ -100,7 +100,7 @@ impl Course {
             return;
         }
         let (experiment, arms) = (self.running.experiment.borrow().clone(), self.running.arms());
-        let keep = self.plane.lab.keep.clone();
+        let keep = self.plane.experiments.keep.clone();
         let writing = tokio::task::spawn_blocking(move || {
             written(&keep, &Report::new(&experiment, &arms, now_ns(), false));
         });

@@ -6,8 +6,8 @@
 //! promoted. While it runs, nobody else can load a policy.
 
 mod course;
+pub mod experiments;
 mod keep;
-pub mod lab;
 
 use crate::control::Plane;
 use crate::control::answer::{Code, error};
@@ -15,7 +15,7 @@ use crate::dispatch::control::Control;
 use crate::files::Opened;
 use crate::policy_slot::{SlotError, Source};
 use course::Course;
-use lab::{LabError, Running, report, status_of, written};
+use experiments::{ExperimentError, Running, report, status_of, written};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -45,11 +45,11 @@ pub struct Arms {
 /// # Errors
 /// If the plan or a policy is refused, A is not the active policy and need be, or an
 /// experiment runs already.
-pub async fn start(plane: &Rc<Plane>, arms: Arms, plan: Plan) -> Result<Value, LabError> {
-    plan.check().map_err(|e| LabError::Plan(e.to_string()))?;
+pub async fn start(plane: &Rc<Plane>, arms: Arms, plan: Plan) -> Result<Value, ExperimentError> {
+    plan.check().map_err(|e| ExperimentError::Plan(e.to_string()))?;
     plane.policy.begin_experiment().await.map_err(|e| match e {
-        SlotError::Experiment => LabError::Conflict(e.to_string()),
-        e => LabError::Unavailable(e.to_string()),
+        SlotError::Experiment => ExperimentError::Conflict(e.to_string()),
+        e => ExperimentError::Unavailable(e.to_string()),
     })?;
     let begun = begin(plane, arms, plan).await;
     if begun.is_err() {
@@ -62,25 +62,25 @@ async fn begin(
     plane: &Rc<Plane>,
     Arms { a, b, replace_active }: Arms,
     plan: Plan,
-) -> Result<Value, LabError> {
+) -> Result<Value, ExperimentError> {
     let slot = &plane.policy;
     let read = async |arm, (source, opened)| {
         let files = plane.read_policy(source, opened).await;
-        files.map_err(|why| LabError::Policy(arm, why))
+        files.map_err(|why| ExperimentError::Policy(arm, why))
     };
     let a = match a {
-        None => slot.active_candidate().map_err(LabError::Conflict)?,
+        None => slot.active_candidate().map_err(ExperimentError::Conflict)?,
         Some(a) => {
             let a = read(Arm::A, a).await?;
-            let a = slot.candidate(a).await.map_err(|why| LabError::Policy(Arm::A, why))?;
+            let a = slot.candidate(a).await.map_err(|why| ExperimentError::Policy(Arm::A, why))?;
             if !replace_active {
-                slot.see_that_active(&a).map_err(LabError::Conflict)?;
+                slot.see_that_active(&a).map_err(ExperimentError::Conflict)?;
             }
             a
         }
     };
     let b = read(Arm::B, b).await?;
-    let b = slot.candidate(b).await.map_err(|why| LabError::Policy(Arm::B, why))?;
+    let b = slot.candidate(b).await.map_err(|why| ExperimentError::Policy(Arm::B, why))?;
     // What the active policy has learned is offered to both, as a reload would.
     let known = slot.save(&plane.control).await.unwrap_or_else(|why| {
         tracing::warn!("the arms start without what the active policy knows: {why}");
@@ -98,7 +98,7 @@ async fn begin(
     let limits_ns = limits_ns(&plan);
     let before = plane.control.ask(|done| Control::Recent { limits_ns, done }).await;
     let mut experiment =
-        Experiment::new(plan, now_ns()).map_err(|e| LabError::Plan(e.to_string()))?;
+        Experiment::new(plan, now_ns()).map_err(|e| ExperimentError::Plan(e.to_string()))?;
     match before {
         Ok(before) => experiment.requests_before(before),
         Err(why) => {
@@ -114,7 +114,7 @@ async fn begin(
         promoted: Cell::new(false),
         writing: Cell::new(None),
     });
-    *plane.lab.running.borrow_mut() = Some(running.clone());
+    *plane.experiments.running.borrow_mut() = Some(running.clone());
     let status = status_of(&running);
     tracing::info!(a = status.a, b = status.b, metric = status.metric.as_str(), "A/B test begins");
     let (mut left, tried) = (a.clone(), b.clone());
@@ -139,7 +139,7 @@ async fn begin(
             left = tried;
         }
         tracing::info!("A/B test ended:\n{}", report.text());
-        let (keep, kept) = (plane.lab.keep.clone(), report.clone());
+        let (keep, kept) = (plane.experiments.keep.clone(), report.clone());
         let before = running.writing.take();
         let writing = tokio::task::spawn_local(async move {
             if let Some(before) = before {
@@ -151,25 +151,25 @@ async fn begin(
             // It goes on by itself.
             tracing::warn!("the disk does not answer: the A/B test's report is written down late");
         }
-        *plane.lab.last.borrow_mut() = Some(Rc::new(report));
-        *plane.lab.running.borrow_mut() = None;
+        *plane.experiments.last.borrow_mut() = Some(Rc::new(report));
+        *plane.experiments.running.borrow_mut() = None;
         plane.policy.end_experiment(Some(&left));
-        plane.lab.ended.send_modify(|n| *n += 1);
+        plane.experiments.ended.send_modify(|n| *n += 1);
     });
     Ok(json!(status))
 }
 
 /// The outcome as the answer to an admin request.
-pub fn answer(outcome: Result<Value, LabError>) -> Value {
+pub fn answer(outcome: Result<Value, ExperimentError>) -> Value {
     let refused = match outcome {
         Ok(ok) => return json!({"ok": ok}),
         Err(refused) => refused,
     };
     let code = match &refused {
-        LabError::Plan(_) => Code::BadRequest,
-        LabError::Policy(..) => Code::PolicyRefused,
-        LabError::Conflict(_) => Code::Conflict,
-        LabError::Unavailable(_) => Code::Unavailable,
+        ExperimentError::Plan(_) => Code::BadRequest,
+        ExperimentError::Policy(..) => Code::PolicyRefused,
+        ExperimentError::Conflict(_) => Code::Conflict,
+        ExperimentError::Unavailable(_) => Code::Unavailable,
     };
     error(code, refused)
 }

@@ -273,11 +273,11 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
             let arms = crate::ab::Arms { a: opened.next(), b, replace_active };
             crate::ab::answer(crate::ab::start(plane, arms, plan).await)
         }
-        Request::AbStatus {} => json!({"ok": plane.lab.status()}),
-        Request::AbReport {} => crate::ab::answer(plane.lab.report().await),
+        Request::AbStatus {} => json!({"ok": plane.experiments.status()}),
+        Request::AbReport {} => crate::ab::answer(plane.experiments.report().await),
         Request::AbStop {} => {
             tracing::info!(uid, "asked to stop the A/B test");
-            crate::ab::answer(plane.lab.stop().await)
+            crate::ab::answer(plane.experiments.stop().await)
         }
         Request::ProfilesShow { kernels } => {
             // What the next interval would bring is to be seen now.

@@ -102,7 +102,10 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         ungoverned: RefCell::default(),
         looker: Rc::default(),
         policy: slot,
-        lab: crate::ab::lab::Lab::open(&config, Path::new("/dev/null/core.sock")),
+        experiments: crate::ab::experiments::Experiments::open(
+            &config,
+            Path::new("/dev/null/core.sock"),
+        ),
         profiles,
         recordings: recordings.expect("nothing is recorded"),
         sharing: RefCell::new(Some(sharing.expect("none was asked for"))),
@@ -164,7 +167,7 @@ pub fn connect(
         let generation = plane.policy.active().generation;
         let records = plane.recordings.shadow_status().is_some()
             || plane.recordings.status().file.is_some()
-            || plane.lab.status().is_some();
+            || plane.experiments.status().is_some();
         let clients = harness.borrow().clients().count();
         // As in the core: recordings end once the dispatch loop and its ends of their rings are gone.
         dispatch.abort();

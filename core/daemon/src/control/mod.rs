@@ -11,7 +11,7 @@ pub mod journal;
 pub mod registration;
 pub mod registry;
 
-use crate::ab::lab::Lab;
+use crate::ab::experiments::Experiments;
 use crate::admit::Rules;
 use crate::config::{Admission, Config};
 use crate::dispatch::control::{AskError, Control, ControlSender, Notice};
@@ -54,7 +54,7 @@ pub struct Plane {
     pub looker: Rc<Looker>,
     pub policy: PolicySlot,
     /// The A/B test that runs, or ran last.
-    pub lab: Lab,
+    pub experiments: Experiments,
     /// Profiles of kernels that outlive the core.
     pub profiles: ProfileStore,
     /// The decision log and the shadow.
@@ -160,7 +160,7 @@ impl Plane {
             kernels: s.kernels.into_iter().map(status::kernel).collect(),
             kernels_known: s.kernels_known,
             profiles: self.profiles.status(),
-            experiment: self.lab.status(),
+            experiment: self.experiments.status(),
             log: self.recordings.status(),
             shadow: self.recordings.shadow_status().map(Into::into),
         })

@@ -48,7 +48,7 @@ pub fn scenarios(plan: &Plan, scene: &Scene, govern: &Govern<'_>, row: &mut Row)
 
 /// Whether pairs of images run under a setup: where all launches that can be are transformed.
 fn takes_pairs(setup: &Setup) -> bool {
-    setup.is_test_policy && setup.class == Class::BestEffort && setup.name != "narrow"
+    setup.is_test_policy && setup.class == Class::BestEffort && setup.name != "sm-limited"
 }
 
 /// This setup's share of the pairs.

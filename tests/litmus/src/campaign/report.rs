@@ -343,13 +343,13 @@ mod tests {
 
     #[test]
     fn a_setup_that_tried_nothing_is_a_finding() {
-        let mut row = Row { ended: 200, ..Row::new("narrow", "random-forms") };
+        let mut row = Row { ended: 200, ..Row::new("sm-limited", "random-forms") };
         row.mechanisms = [("sm_limited".to_owned(), 0), ("yields".to_owned(), 3)].into();
         row.expect_mechanisms(&["yields"]);
         assert_eq!(row.bad(), 0);
         row.expect_mechanisms(&["sm_limited", "yields"]);
         assert_eq!(row.bad(), 1);
-        let mut few = Row { ended: 3, ..Row::new("narrow", "random-forms") };
+        let mut few = Row { ended: 3, ..Row::new("sm-limited", "random-forms") };
         few.expect_mechanisms(&["sm_limited"]);
         assert_eq!(few.bad(), 0);
     }

@@ -83,7 +83,7 @@ pub const ALL: [Setup; 14] = {
     const TIGHT: &str = "form = 5\ntoggle_us = 3000\nhold_us = 800\nwindow_us = 300\nseed = SEED\n";
     const PREEMPTIBLE: &str = "form = 0\ntoggle_us = 2000\nseed = SEED\n";
     const SLICED: &str = "form = 1\nslices = 5\ntoggle_us = 2000\nseed = SEED\n";
-    const NARROW: &str = "form = 2\nsms = 3\nseed = SEED\n";
+    const SM_LIMITED: &str = "form = 2\nsms = 3\nseed = SEED\n";
     const HELD: &[&str] = &["launches_held"];
     const FORMS: &[&str] = &["preemptible", "sliced", "launches_held", "yields"];
     const PREEMPTED: &[&str] = &["preemptible", "yields"];
@@ -100,7 +100,7 @@ pub const ALL: [Setup; 14] = {
         setup("fifo", FIFO, "", AtOnce, NO_WIDTH, 8, BestEffort, NOTHING),
         setup("preemptible", RANDOM_FORMS, PREEMPTIBLE, AtOnce, NO_WIDTH, 8, BestEffort, PREEMPTED),
         setup("sliced", RANDOM_FORMS, SLICED, AtOnce, NO_WIDTH, 8, BestEffort, PARTS),
-        setup("narrow", RANDOM_FORMS, NARROW, AtOnce, FINE, 8, BestEffort, LIMITED),
+        setup("sm-limited", RANDOM_FORMS, SM_LIMITED, AtOnce, FINE, 8, BestEffort, LIMITED),
         setup("widths", RANDOM_FORMS, WIDTHS, AtOnce, FINE, 8, BestEffort, NOTHING),
         setup("tally-high", TALLY, WIDE_AWAKE, AtOnce, COARSE, 16, High, NOTHING),
         setup("random-timeslice", RANDOM_FORMS, RANDOM, TimeSlice, NO_WIDTH, 8, BestEffort, FORMS),

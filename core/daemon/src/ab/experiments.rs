@@ -49,7 +49,7 @@ impl Running {
 }
 
 /// The experiment that runs, and the report of the last one, be it of an earlier core.
-pub struct Lab {
+pub struct Experiments {
     pub(super) running: RefCell<Option<Rc<Running>>>,
     pub(super) last: RefCell<Option<Rc<Report>>>,
     /// Number of experiments that have ended.
@@ -60,7 +60,7 @@ pub struct Lab {
 
 /// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
-pub enum LabError {
+pub enum ExperimentError {
     #[error("{0}")]
     Plan(String),
     /// A policy cannot take part.
@@ -134,12 +134,12 @@ pub(super) fn written(keep: &Keep, report: &Report) {
     }
 }
 
-impl Lab {
+impl Experiments {
     /// With the last report of an earlier core at this socket.
     pub fn open(config: &Config, socket: &Path) -> Self {
         let (keep, last) = Keep::open(config, socket);
         let last = RefCell::new(last.map(Rc::new));
-        Lab { running: None.into(), last, ended: watch::Sender::new(0), keep }
+        Experiments { running: None.into(), last, ended: watch::Sender::new(0), keep }
     }
 
     /// What status shows; `None` if there was never an experiment.
@@ -153,14 +153,14 @@ impl Lab {
     ///
     /// # Errors
     /// If there was never an experiment.
-    pub async fn report(&self) -> Result<Value, LabError> {
+    pub async fn report(&self) -> Result<Value, ExperimentError> {
         let running = self.running.borrow().clone();
         if let Some(running) = running {
             return Ok(json!(report(&running).await));
         }
         match &*self.last.borrow() {
             Some(report) => Ok(json!(**report)),
-            None => Err(LabError::Conflict(
+            None => Err(ExperimentError::Conflict(
                 "there was no A/B test, or its report was not kept: begin one with `tallyctl ab start`"
                     .into(),
             )),
@@ -171,9 +171,9 @@ impl Lab {
     ///
     /// # Errors
     /// If none runs.
-    pub async fn stop(&self) -> Result<Value, LabError> {
+    pub async fn stop(&self) -> Result<Value, ExperimentError> {
         if !self.end(Reason::Stopped).await? {
-            return Err(LabError::Conflict("no A/B test is running".into()));
+            return Err(ExperimentError::Conflict("no A/B test is running".into()));
         }
         self.report().await
     }
@@ -186,7 +186,7 @@ impl Lab {
     }
 
     /// Whether there was one to end.
-    async fn end(&self, reason: Reason) -> Result<bool, LabError> {
+    async fn end(&self, reason: Reason) -> Result<bool, ExperimentError> {
         let mut ended = self.ended.subscribe();
         match &*self.running.borrow() {
             Some(running) => running.ask_to_end(reason),
@@ -194,7 +194,7 @@ impl Lab {
         }
         match tokio::time::timeout(END_MAX, ended.changed()).await {
             Ok(_) => Ok(true),
-            Err(_) => Err(LabError::Unavailable("the A/B test does not end".into())),
+            Err(_) => Err(ExperimentError::Unavailable("the A/B test does not end".into())),
         }
     }
 }
