@@ -371,9 +371,9 @@ typedef uint8_t exports_tally_policy_scheduler_forms_offered_t;
 #define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_SLICED (1 << 0)
 #define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_PREEMPTIBLE (1 << 1)
 #define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_SM_LIMITED (1 << 2)
-// The kernel may turn out to be sliceable or preemptible but is not transformed yet. A decision for one of
-// these forms runs this launch whole and has the kernel transformed, off the program's path; later launches
-// offer what came of it.
+// The kernel's code was not read yet, and may allow these forms. A decision for one that is not offered runs this
+// launch whole and has the code read and transformed, off the program's path; later launches offer what came of
+// it.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_FORMS_OFFERED_PREPARABLE (1 << 3)
 
 // One launch to decide. A launch has exactly 16 flat values, which are passed in registers. One more would pass all
