@@ -410,7 +410,10 @@ impl Service {
         let alone = open.is_some_and(|open| open.alone && self.let_in_ns <= open.since_ns);
         if alone {
             self.since_alone = 0;
-            changed |= self.foretold(took_ns);
+            // What was under way when it began may have lengthened it.
+            if open.is_some_and(|open| !open.beside) {
+                changed |= self.foretold(took_ns);
+            }
             self.measured_alone(took_ns);
             let is_known = self.alone_ns.len() >= ALONE_UNITS_MIN;
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
