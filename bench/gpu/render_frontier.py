@@ -3,7 +3,9 @@
 KEY = ("hp", "be", "mode", "policy", "slo_over_p99", "load", "device")
 PAIR = ("hp", "be", "load", "device")
 TARGET_PERCENT = 99.0
-HERALD, PRIORITY = "slo-herald", "tally-priority"
+HERALD, PRIORITY, FIFO = "slo-herald", "tally-priority", "fifo"
+# The sharing mode in which policies are compared.
+CONCURRENT = "tally-mps"
 # The service put its requests off by itself: no sharing mode of a policy.
 PUT_OFF = "tally-timeslice, requests put off"
 
@@ -20,6 +22,7 @@ def lines(rows, table, made_of):
         "",
     ]
     text += against_others(rows, table)
+    text += policies(rows, table)
     for pair in dict.fromkeys(key_of(row) for row in rows):
         hp, be, load, device = pair
         of_pair = [row for row in rows if key_of(row) == pair]
@@ -62,6 +65,28 @@ def against_others(rows, table):
         f"column compares with `{PRIORITY}` in its better sharing mode."
     )
     return [intro, "", *table(header, body)]
+
+
+def policies(rows, table):
+    """The shipped policies beside the same services under MPS; only pairs of which `fifo` was measured."""
+    body = []
+    for key in dict.fromkeys((*key_of(row), row["slo_over_p99"]) for row in rows):
+        of = {row["policy"]: row for row in rows if (*key_of(row), row["slo_over_p99"]) == key and row["mode"] == CONCURRENT}
+        if FIFO not in of:
+            continue
+        hp, be, *_, factor = key
+        ways = [of.get(policy) for policy in (FIFO, PRIORITY, HERALD)]
+        body.append([f"`{hp}`", f"`{be}`", f"{factor:g}x", *(compared(way) for way in ways)])
+    if not body:
+        return []
+    intro = "The policies under MPS (`tally-mps`): p99 over the service's own, requests that keep the objective, best-effort share."
+    return [intro, "", *table(["service", "beside", "objective", *(f"`{policy}`" for policy in (FIFO, PRIORITY, HERALD))], body)]
+
+
+def compared(row):
+    if row is None:
+        return "-"
+    return f"{row['p99_ms'] / row['solo_p99_ms']:.1f}x, {row['attainment_percent']:.1f} %, {row['be_share']:.2f}"
 
 
 def told(row):

@@ -519,6 +519,14 @@ class SeveralRuns(unittest.TestCase):
         text = "\n".join(render_frontier.lines([self.row(0.9, attainment=98.0)], render.table, render.made_of))
         self.assertIn("| none keeps it | none keeps it | - |", text)
 
+    def test_policies_are_compared_where_fifo_was_measured(self):
+        times = {"p99_ms": 3.0, "solo_p99_ms": 1.5}
+        rows = [self.row(0.5, **times), self.row(0.9, attainment=10.0, policy="fifo", **times), self.row(0.4, slo_over_p99=3.0, **times)]
+        text = "\n".join(render_frontier.policies(rows, render.table))
+        self.assertIn("| `a` | `b` | 2x | 2.0x, 10.0 %, 0.90 | - | 2.0x, 99.5 %, 0.50 |", text)
+        self.assertNotIn("| 3x |", text)
+        self.assertEqual(render_frontier.policies(rows[:1], render.table), [])
+
 
 if __name__ == "__main__":
     unittest.main()
