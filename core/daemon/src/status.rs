@@ -159,6 +159,9 @@ fn whole_because(word: u32) -> &'static str {
             "another library stands between the program and the driver, or may call it without the shim: it is in LD_PRELOAD as well, or was opened with RTLD_DEEPBIND"
         }
         whole_because::FEW_QUEUES => "CUDA_DEVICE_MAX_CONNECTIONS is below 8",
+        whole_because::NEW_CALL => {
+            "it has looked up a function of a newer CUDA than this shim knows (TALLY_SHIM_LOG names it)"
+        }
         _ => "its shim reports an unknown reason",
     }
 }

@@ -78,7 +78,7 @@ fn units_are_told_and_counted_against_the_objective() {
 #[test]
 fn a_unit_of_tokens_keeps_both_objectives_or_none() {
     let (mut e, _, mut out) = engine();
-    assert!(e.set_token_objective(HIGH, Some(100)));
+    assert!(e.set_objective(HIGH, Some(SLO)) && e.set_token_objective(HIGH, Some(100)));
     for (is_token, took_ns) in [(true, 100), (true, 101), (false, 101), (false, 1_001)] {
         e.unit_began(9_000, HIGH, OpenUnit { since_ns: 8_000, is_token }, &mut out);
         e.units_ended(9_200, HIGH, ended(1, took_ns), &mut out);

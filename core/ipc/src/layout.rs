@@ -378,6 +378,9 @@ pub mod whole_because {
     pub const BYPASS: u32 = 4;
     /// `CUDA_DEVICE_MAX_CONNECTIONS` is so low that streams share hardware queues by turns.
     pub const FEW_QUEUES: u32 = 5;
+    /// The program has looked up a function of a newer CUDA than the shim knows: it may put work into a stream, or wait
+    /// for it, unseen.
+    pub const NEW_CALL: u32 = 6;
 }
 
 /// One kernel of the client: appended once, never changed after `ready`.

@@ -61,6 +61,7 @@ pub mod handles;
 pub mod helper;
 pub mod host;
 pub mod images;
+pub mod known;
 pub mod launch;
 pub mod lifecycle;
 pub mod linger;

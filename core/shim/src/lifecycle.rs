@@ -6,7 +6,7 @@
 
 use crate::{
     asking, attach, capture, completion, enter, events, exec_nodes, poller, quiesce, resolve,
-    slot_life, slots, state, streams, units,
+    slot_life, slots, state, streams, tools, units,
 };
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::SeqCst;
@@ -47,9 +47,12 @@ pub unsafe fn get_proc_address(
 ) -> CuResult {
     // SAFETY: the caller's arguments.
     let result = unsafe { real(symbol, pfn, version, flags) };
-    if result == SUCCESS {
-        // SAFETY: the driver took them.
-        unsafe { resolve::replace_found(symbol, pfn, version, flags) };
+    // SAFETY: the driver took them.
+    if result == SUCCESS && unsafe { resolve::replace_found(symbol, pfn, version, flags) } {
+        // It may wait for streams.
+        quiesce::join();
+        // The report tells why from now on.
+        tools::whole_because();
     }
     result
 }
@@ -69,9 +72,12 @@ pub unsafe fn get_proc_address_v2(
 ) -> CuResult {
     // SAFETY: the caller's arguments; the status is the driver's to write.
     let result = unsafe { real(symbol, pfn, version, flags, status) };
-    if result == SUCCESS {
-        // SAFETY: the driver took them.
-        unsafe { resolve::replace_found(symbol, pfn, version, flags) };
+    // SAFETY: the driver took them.
+    if result == SUCCESS && unsafe { resolve::replace_found(symbol, pfn, version, flags) } {
+        // It may wait for streams.
+        quiesce::join();
+        // The report tells why from now on.
+        tools::whole_because();
     }
     result
 }

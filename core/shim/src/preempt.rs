@@ -1,8 +1,8 @@
 //! What transformed launches, `tally-preempt`, need of the shim.
 
 use crate::{
-    apart, bypass, capture, completion, exit, images, link, log, names, opens, quiesce, slots,
-    state, streams, threads,
+    apart, bypass, capture, completion, exit, images, known, link, log, names, opens, quiesce,
+    slots, state, streams, threads,
 };
 use std::fmt::Arguments;
 use std::sync::Arc;
@@ -130,6 +130,7 @@ impl Host for Shim {
             || capture::is_active()
             || opens::has_streams_elsewhere()
             || bypass::is_found()
+            || known::is_new_found()
             || completion::enqueued_since_done(slot) > JOIN_ROOM
     }
 

@@ -9,7 +9,7 @@
 //! Must never call `dlsym` by name: the preloaded library has one, which leads here.
 
 use crate::table::{self, EntryPoint};
-use crate::{bypass, capture, host, objects};
+use crate::{bypass, capture, host, known, objects};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicUsize;
@@ -176,7 +176,8 @@ pub fn settle() {
     }
 }
 
-/// Body of `cuGetProcAddress` and `cuGetProcAddress_v2`: replace what was found.
+/// Body of `cuGetProcAddress` and `cuGetProcAddress_v2`: replace what was found. True if it is the first function that
+/// the shim does not know.
 ///
 /// # Safety
 /// `symbol` and `pfn` as the program passed them to a call that succeeded.
@@ -185,21 +186,22 @@ pub unsafe fn replace_found(
     pfn: *mut *mut c_void,
     version: c_int,
     flags: u64,
-) {
+) -> bool {
     if symbol.is_null() || pfn.is_null() {
-        return;
+        return false;
     }
     // SAFETY: the driver has just read the one and written the other.
     let (name, real) = unsafe { (CStr::from_ptr(symbol), *pfn) };
     if real.is_null() || table::is_ours(real as usize) {
-        return;
+        return false;
     }
     let per_thread = flags & tally_preempt::cuda::PROC_PER_THREAD != 0;
     let Some(entry_point) = by_request(name.to_bytes(), version, per_thread, real as usize) else {
-        return;
+        return known::looked_up(name.to_bytes(), version);
     };
     // SAFETY: as above; the wrapper has the signature that was asked for.
     unsafe { *pfn = entry_point.wrap(real as usize) as *mut c_void };
+    false
 }
 
 /// The entry point for a `cuGetProcAddress` request. Base names stand for the version

@@ -1,4 +1,4 @@
-//! Debuggers, profilers and modes of the driver under which launches go whole.
+//! Debuggers, profilers, modes and functions of the driver under which launches go whole.
 //!
 //! With `CUDA_LAUNCH_BLOCKING`, and while a profiler or a checker makes the driver run one kernel at a time,
 //! each part of a launch would be waited for before the next is made. Besides, a user of such a tool wants to
@@ -9,13 +9,13 @@
 //! serialise kernels by itself is not noticed: CUPTI is initialised in the driver, and says nobody what it is asked
 //! for. Its results are right all the same (step `exact` of the GPU suite, *kernels one at a time*).
 
-use crate::{bypass, objects, opens, resolve, state, streams};
+use crate::{bypass, known, objects, opens, resolve, state, streams};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use tally_ipc::layout::whole_because::{
-    BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NOTHING,
+    BYPASS, DEBUGGER, FEW_QUEUES, INJECTION, LAUNCH_BLOCKING, NEW_CALL, NOTHING,
 };
 
 /// How the names of libraries begin that NVIDIA's tools have a program load.
@@ -47,6 +47,8 @@ pub fn look() {
         std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|v| v.trim() != "0" && !v.is_empty());
     let found = if bypass::is_found() {
         BYPASS
+    } else if known::is_new_found() {
+        NEW_CALL
     } else if blocking {
         LAUNCH_BLOCKING
     } else if is_set("CUDA_INJECTION64_PATH")
@@ -80,6 +82,8 @@ pub fn whole_because() -> u32 {
     }
     let found = if bypass::is_found() {
         BYPASS
+    } else if known::is_new_found() {
+        NEW_CALL
     } else if is_debugger_attached() {
         DEBUGGER
     } else {

@@ -5,8 +5,8 @@ mod common;
 use common::{Core, attached, eventually, welcome};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use tally_ipc::layout::report_state;
 use tally_ipc::layout::submission_flags::{self, CAN_LIMIT, CAN_PREEMPT, CAN_PREPARE, CAN_SLICE};
+use tally_ipc::layout::{report_state, whole_because};
 use tally_ipc::ring::{self, Answer};
 use tally_ipc::wire::Welcome;
 
@@ -58,6 +58,23 @@ fn every_kind_of_launch_is_submitted_as_what_it_is() {
     let unknown = client.serve(1)[0];
     assert_eq!(p.answer(), "0");
     assert_eq!(client.region.kernels[unknown.kernel as usize].read().unwrap().0, "unknown");
+    p.ends_well();
+}
+
+/// Such a function may put work into a stream, or wait for it.
+#[test]
+fn once_a_function_of_a_newer_cuda_is_looked_up_launches_go_whole_and_the_report_says_so() {
+    let core = Core::new();
+    let (mut p, mut client) = attached(&core, &welcome(), &[]);
+    let mut why = |p: &mut common::Program, lookup: &str| {
+        p.ok(&[lookup]);
+        p.tell("launch 0");
+        client.serve(1);
+        assert_eq!(p.answer(), "0");
+        client.region.report.whole_because.load(SeqCst)
+    };
+    assert_eq!(why(&mut p, "newer 13050"), whole_because::NOTHING, "of a CUDA that is known");
+    assert_eq!(why(&mut p, "newer 13060"), whole_because::NEW_CALL);
     p.ends_well();
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use tally_shim::entry_points::ENTRY_POINTS;
-use tally_shim::table;
+use tally_shim::{known, table};
 
 /// Header, functions in it at least, and whether one that takes a stream by a pointer uses it: else it makes one.
 const HEADERS: [(&str, usize, bool); 4] = [
@@ -114,6 +114,13 @@ impl Functions {
     }
 }
 
+/// Without version and `_ptsz`.
+fn base(name: &str) -> &str {
+    let name = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+    let (base, version) = name.rsplit_once("_v").unwrap_or((name, "x"));
+    if version.bytes().all(|byte| byte.is_ascii_digit()) { base } else { name }
+}
+
 fn is_of(list: &str, name: &str) -> bool {
     list.split_whitespace().any(|one| one == name)
 }
@@ -169,6 +176,16 @@ fn whatever_uses_a_stream_is_replaced() {
         assert!(functions.all.len() >= least, "{name}: {} functions", functions.all.len());
         let missing = functions.missing();
         assert!(missing.is_empty(), "{name}: not in the table of entry points: {missing:?}");
+        let unknown: Vec<_> =
+            functions.all.iter().filter(|one| !known::is_known(base(one).as_bytes())).collect();
+        assert!(unknown.is_empty(), "{name}: not in core/shim/src/known.txt: {unknown:?}");
+        if name == "cuda.h" {
+            let version = format!("#define CUDA_VERSION {}", known::CUDA_VERSION);
+            assert!(
+                text.windows(version.len()).any(|part| part == version.as_bytes()),
+                "{version}"
+            );
+        }
         println!(
             "{name}: {} functions, {} of streams",
             functions.all.len(),

@@ -514,7 +514,7 @@ fn offered(launch: &Launch, decision: Decision) -> bool {
         Form::Whole => true,
         Form::Sliced => any(forms_offered::SLICED | forms_offered::PREPARABLE),
         Form::Preemptible => any(forms_offered::PREEMPTIBLE | forms_offered::PREPARABLE),
-        Form::SmLimited => any(forms_offered::SM_LIMITED),
+        Form::SmLimited => any(forms_offered::SM_LIMITED | forms_offered::PREPARABLE),
     }
 }
 

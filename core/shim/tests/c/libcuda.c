@@ -126,6 +126,7 @@ R cuModuleLoadData(void **m, const void *i) { (void)i; *m = (void *)0x2000; retu
 R cuModuleGetFunction(void **f, void *m, const char *n) { *f = (char *)m + 16 + strlen(n); return 0; }
 R cuFuncGetName(const char **n, void *f) { *n = f == (void *)0x3333 ? "named_by_the_driver" : 0; return *n ? 0 : 400; }
 
+R cuNewWait(void *s) { (void)s; return 0; } // of a CUDA to come
 R cuGetProcAddress_v2(const char *n, void **p, int v, unsigned long long f, int *st);
 R cuGetProcAddress(const char *n, void **p, int v, unsigned long long f) { return cuGetProcAddress_v2(n, p, v, f, 0); }
 R cuGetProcAddress_v2(const char *n, void **p, int v, unsigned long long f, int *st) {

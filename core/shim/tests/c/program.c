@@ -117,6 +117,8 @@ int main(void) {
       for (intptr_t i = 0; i < a; i++) pthread_create(&t[i], 0, worker, (void *)(i + 1));
       for (int i = 0; i < a; i++) { pthread_join(t[i], &r); bad = bad ? bad : r; } printf("%d\n", bad != 0); }
     else if (IS("own")) printf("%d\n", own(dlsym(lib, name)));
+    else if (IS("newer")) { R (*get)(const char *, void **, int, unsigned long long) = dlsym(lib, "cuGetProcAddress"); void *f = 0;
+      printf("%d\n", get("cuNewWait", &f, a, 0) || !f); }
     else if (IS("sym")) printf("%d\n", dlsym(lib, name) != 0);
     else if (IS("default")) printf("%d\n", dlsym(RTLD_DEFAULT, name) != 0);
     else if (IS("third")) { void *t = dlopen("./libthird.so", RTLD_NOW); int (*f)(void) = dlsym(t, "third_next_is_libc"); printf("%d\n", f ? f() : -1); }
