@@ -59,6 +59,8 @@ def judge(name, report, failures):
                 if row["ended"] == 0 and part == "made":
                     failures.add(f"{about}: no program ended bare")
                 continue
+            if row["ended"] == 0:
+                failures.add(f"{about}: no program ran")
             # What did not fit into the time did not go wrong, but most of it is to run.
             if counts["not_run"] <= row["ended"]:
                 del counts["not_run"]

@@ -1,12 +1,11 @@
 //! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
 //!
 //! A lease is short; its launches are charged in advance, at the recent mean time. It is given only behind a launch
-//! that runs whole or on a standing width, and only if every unit, open or to come, could bear that many of the longest
-//! recent launches. So nothing is under way that a unit could not bear, and every few launches one is checked as all
-//! others are.
+//! that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
+//! nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
 //!
-//! A client has a *standing width* (`widths.set`) while one launch after another runs on spared SMs: leased launches
-//! are limited to it, too, and are not charged.
+//! A client has a *standing width* (`widths.set`) while one launch after another runs on spared SMs. It gets no leases
+//! then: a kernel of which no launch was limited yet would run whole.
 
 use crate::Shares;
 use tally_sdk::{ClientId, host};

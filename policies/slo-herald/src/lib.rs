@@ -20,8 +20,8 @@
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
-//!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`]); so on some SMs, if 64 launches in
-//!         a row ran on them, as the client's width
+//!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`])
+//!         if on some SMs, as 64 launches before it in a row: as the client's width ([`Standing`])
 //!
 //! after each 64 units of a service that were not measured alone, or 8 in a second (`share.rs`):
 //!     if more were late than it tolerates, or the service is
@@ -237,8 +237,10 @@ impl Herald {
             }
             self.counters.add(BESIDE, 1);
             let is_alone = self.shares.lease(1) > 0;
-            let decision = if is_alone && !is_due && self.standing.beside(launch.client, sms) {
-                self.with_lease(launch, true, true)
+            let on_width = is_alone && !is_due && self.standing.beside(launch.client, sms);
+            // One that was never measured would run whole first.
+            let decision = if on_width && launch.predicted_ns != UNKNOWN {
+                Decision::Run(0)
             } else if exceeds(launch, sms) {
                 Decision::SmLimited(sms)
             } else {
@@ -247,7 +249,8 @@ impl Herald {
             return decision.because(Reason::Beside);
         }
         // Light ones are limited only where that costs nothing.
-        if !within || cost_ns == launch.predicted_ns {
+        let spares = self.services.iter().any(|one| one.sms().is_some());
+        if !within || !spares || cost_ns == launch.predicted_ns {
             self.standing.end();
         }
         if within {
@@ -259,21 +262,20 @@ impl Herald {
             Decision::Run(_) if let Some(sms) = self.reads_for(launch, cost_ns) => {
                 Decision::SmLimited(sms).because(reason)
             }
-            Decision::Run(_) if !is_due => self.with_lease(launch, within, false).because(reason),
+            Decision::Run(_) if !is_due => self.with_lease(launch, within).because(reason),
             decision => decision.because(reason),
         }
     }
 
-    /// A launch that runs whole or on its client's width, and those that may follow it unasked.
-    fn with_lease(&mut self, launch: &Launch, within: bool, on_width: bool) -> Decision {
+    /// A launch that runs whole, and those that may follow it unasked.
+    fn with_lease(&mut self, launch: &Launch, within: bool) -> Decision {
         let is_alone = self.shares.lease(1) > 0;
         if !is_alone || launch.predicted_ns == UNKNOWN {
             return Decision::Run(0);
         }
         self.leases.starts(launch.client, launch.predicted_ns);
         let bears = |one: &Service| {
-            let in_time = on_width || one.share.sms().is_none();
-            let at_any_time_ns = one.allowance_ns().filter(|_| in_time)?;
+            let at_any_time_ns = one.allowance_ns().filter(|_| one.share.sms().is_none())?;
             Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
         };
         let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
@@ -283,7 +285,7 @@ impl Herald {
             service.share.let_in(ns, false);
             service.under_way(until_ns);
             if within {
-                service.spend(launch.now_ns, if on_width { 0 } else { ns });
+                service.spend(launch.now_ns, ns);
             }
         }
         self.counters.add(LEASED, launches.into());

@@ -39,9 +39,8 @@ mod widths;
 use select::Place;
 use service::{Busy, Service};
 use settings::Settings;
-use tally_fairness::{Due, Leases, Shares, Standing, Yields};
+use tally_fairness::{Due, Shares, Standing, Yields};
 use tally_forms::Forms;
-use tally_sdk::grid::scaled;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
     Activity, Answer, Client, ClientId, Counters, Decision, Form, KernelId, Launch, Level,
@@ -66,7 +65,7 @@ tally_sdk::reasons! {
     Floor = "less than the client's least share of the GPU",
 }
 
-const COUNTERS: [&str; 10] = [
+const COUNTERS: [&str; 9] = [
     "launches_on_width",
     "launches_whole_in_steps",
     "launches_between_steps",
@@ -76,7 +75,6 @@ const COUNTERS: [&str; 10] = [
     "steps_late",
     "steps_prepared",
     "steps_prepared_in_vain",
-    "launches_leased",
 ];
 const ON_WIDTH: usize = 0;
 const IN_STEPS: usize = 1;
@@ -87,7 +85,6 @@ const STEPS: usize = 5;
 const LATE: usize = 6;
 const PREPARED: usize = 7;
 const IN_VAIN: usize = 8;
-const LEASED: usize = 9;
 
 /// The timer of clients whose launches under way are not to yield any longer.
 const FLOORS: u64 = 0;
@@ -105,7 +102,6 @@ pub struct TpotFirst {
     /// What was saved of services, until their first unit.
     remembered: Vec<[u64; 5]>,
     busy: Busy,
-    leases: Leases,
     standing: Standing,
     /// Launches that may have to yield, and whether they do.
     yields: Yields,
@@ -120,7 +116,7 @@ pub struct TpotFirst {
     /// Launches can be limited to some of the SMs.
     has_widths: bool,
     steps: u64,
-    counters: Counters<10>,
+    counters: Counters<9>,
     strict: Gauge,
     width_gauge: Gauge,
     p95_gauge: Gauge,
@@ -138,7 +134,6 @@ impl Policy for TpotFirst {
             forms: Forms::new(&settings.forms, in_force),
             remembered: Vec::new(),
             busy: Busy::default(),
-            leases: Leases::default(),
             standing: Standing::default(),
             yields: Yields::default(),
             yielding: None,
@@ -255,7 +250,7 @@ impl TpotFirst {
         decision.because(reason)
     }
 
-    /// What runs on the width beside steps, launch after launch, has it as its client's, and leases.
+    /// What runs on the width beside steps, launch after launch, has it as its client's.
     fn on_standing_width(&mut self, launch: &Launch, place: Place, decision: Decision) -> Decision {
         let is_short = matches!(place, Place::Slack(ns) if ns < self.settings.limit_ns_min);
         let sms = match place {
@@ -268,24 +263,11 @@ impl TpotFirst {
                 return decision;
             }
         };
-        if !self.standing.beside(launch.client, sms) {
-            return decision;
+        // One that was never measured would run whole first.
+        match self.standing.beside(launch.client, sms) && launch.predicted_ns != UNKNOWN {
+            true => Decision::Run(0),
+            false => decision,
         }
-        if launch.predicted_ns == UNKNOWN {
-            return Decision::Run(0);
-        }
-        self.leases.starts(launch.client, launch.predicted_ns);
-        let bears = |one: &Service| {
-            let open_ns = if one.is_open() { one.left_ns() } else { u64::MAX };
-            open_ns.min(one.bears_ns(&self.settings))
-        };
-        let bears_ns = self.services.iter().map(bears).min().unwrap_or(0);
-        let (launches, ns) = self.leases.give(bears_ns);
-        let ns = scaled(ns, launch.sms().into(), sms.max(1).into());
-        self.busy.until_ns = self.busy.until_ns.saturating_add(ns);
-        self.busy.on_width_until_ns = self.busy.on_width_until_ns.max(self.busy.until_ns);
-        self.counters.add(LEASED, launches.into());
-        Decision::Run(launches)
     }
 
     /// While no high-priority client is connected.
@@ -308,9 +290,6 @@ impl TpotFirst {
     fn changed(&mut self) {
         self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
         let is_strict = self.services.iter().any(Service::is_strict);
-        if is_strict {
-            self.leases.fit(0, &self.shares);
-        }
         self.width_gauge.set(if is_strict { 0 } else { self.width().into() });
         self.show_p95();
         self.set_terms();
@@ -366,8 +345,7 @@ impl Units for TpotFirst {
             service.remember(own_permille as u32, sms as u32);
         }
         service.began(now_ns, since_ns, deadline_ns, busy, &settings);
-        let (is_strict, left_ns) = (service.is_strict(), service.left_ns());
-        self.leases.fit(left_ns, &self.shares);
+        let is_strict = service.is_strict();
         if is_strict != was_strict || saved.is_some() {
             self.changed();
         }
@@ -444,7 +422,7 @@ impl Timer for TpotFirst {
 
 impl Membership for TpotFirst {
     fn joined(&mut self, now_ns: u64, client: &Client) {
-        self.leases.fit(0, &self.shares);
+        self.standing.end();
         self.shares.joined(now_ns, client, |mode| {
             if mode == SharingMode::TimeSliced {
                 let text = "contexts take turns, so launches are not limited to some SMs: they wait if a step would be late";

@@ -15,8 +15,7 @@
 //!     if it has no more blocks than the width:           run whole: it takes no more SMs
 //!     if it is short and within the slack:               run whole: to limit it costs more than it gives, unless its
 //!                                                        client has the width
-//!     if it can be limited, and the width is not 0:      run on the width; after 64 in a row its client has the width,
-//!                                                        and leases
+//!     if it can be limited, and the width is not 0:      run on the width; after 64 in a row its client has the width
 //!     if it is within the slack:                         run whole
 //!     if it can yield:                                   run in that form, until the slack is used up (`prepare.rs`)
 //!     else:                                              hold until the step is over

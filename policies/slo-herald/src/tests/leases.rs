@@ -135,21 +135,11 @@ fn a_client_whose_launches_all_run_on_spared_sms_has_them_as_its_width() {
     });
     assert_eq!(widths_set(), []);
     let left_ns = b.policy.services[0].left_ns();
-    assert_eq!(b.policy.decide(&first).decision, Decision::Run(32));
+    assert_eq!(b.policy.decide(&first).decision, RUNS, "on its width, without a lease");
     assert_eq!(widths_set(), [(BATCH, 48)]);
-    let light = of(&b, 4 * US);
-    assert_eq!(b.policy.decide(&light).decision, Decision::Run(32), "on its width, too");
+    assert_eq!(b.policy.decide(&of(&b, 4 * US)).decision, RUNS, "a light one, too");
+    assert_eq!(b.policy.decide(&of(&b, 0)).decision, Decision::SmLimited(48), "never measured");
     assert_eq!(b.policy.services[0].left_ns(), left_ns, "not charged");
-    // The next unit is measured alone: nothing starts unasked, and the width stays.
-    b.end(MS);
-    b.units(55, MS);
-    while b.policy.services[0].left_ns() != Some(0) {
-        b.units(1, MS);
-        b.begin();
-    }
-    let calls = calls();
-    assert!(calls.contains(&Call::RevokeLease(BATCH)));
-    assert!(!calls.iter().any(|call| matches!(call, Call::SetWidth { .. })));
     b.end(MS);
     // Between units all SMs are free.
     assert!(matches!(b.policy.decide(&of(&b, 50 * US)).decision, Decision::Run(_)));

@@ -195,20 +195,17 @@ fn widths_set() -> Vec<u32> {
 }
 
 #[test]
-fn a_client_whose_launches_all_run_on_the_width_has_it_and_leases() {
+fn a_client_whose_launches_all_run_on_the_width_has_it() {
     let mut b = after_limited(63);
     assert_eq!(b.decide(&b.limitable(10 * US)), RUNS, "short: whole");
     assert_eq!(widths_set(), []);
     let limitable = b.limitable(70 * US);
-    assert_eq!(b.policy.decide(&limitable).decision, Decision::Run(14), "half of 2 ms");
+    assert_eq!(b.policy.decide(&limitable).decision, RUNS, "on its width");
     assert_eq!(widths_set(), [32]);
     let short = b.limitable(10 * US);
     assert_eq!(reason(&mut b, &short), Reason::Width.into(), "too, now");
-    // A step that began long ago bears less than what could start unasked.
-    b.end(OWN);
-    let since_ns = b.now_ns - 4 * MS;
-    b.policy.began(b.now_ns, SERVICE, since_ns, since_ns + TPOT);
-    assert!(calls().contains(&Call::RevokeLease(TRAINING)));
+    let unmeasured = b.limitable(UNKNOWN);
+    assert_eq!(b.policy.decide(&unmeasured).decision, Decision::SmLimited(32));
     // Between two steps all SMs are free.
     b.end(OWN);
     assert_eq!(b.decide(&b.limitable(70 * US)), RUNS);
@@ -222,9 +219,8 @@ fn a_launch_that_cannot_be_limited_ends_the_width() {
     assert_eq!(b.decide(&b.asked(70 * US)), RUNS, "within the slack");
     assert_eq!(widths_set(), [0]);
     let mut b = after_limited(64);
-    b.policy.joined(b.now_ns, &client(OTHER, PriorityClass::BestEffort));
     calls();
-    b.decide(&b.limitable(70 * US));
+    b.policy.joined(b.now_ns, &client(OTHER, PriorityClass::BestEffort));
     assert_eq!(widths_set(), [0], "shared by weight");
 }
 
