@@ -351,6 +351,7 @@ fn fewer_tokens_do_not_win_by_being_quick() {
     };
     for metric in [Metric::TokenP99, Metric::TpotAttainment] {
         assert_eq!(run(metric, &[], [20, 20]).1.verdict, Verdict::PromoteB);
+        assert_eq!(run(metric, &[], [20, 18]).1.verdict, Verdict::PromoteB, "as each takes longer");
         let (ended, conclusion, _) = run(metric, &[], [20, 2]);
         assert_eq!((ended.reason, ended.arm), (Reason::NotServed, Some(Arm::B)), "{ended:?}");
         assert!(conclusion.why.contains("tokens while A served"), "{conclusion:?}");

@@ -183,12 +183,15 @@ impl Experiment {
         Unit::ALL.into_iter().filter(move |unit| *unit == Unit::Request || has_tokens)
     }
 
-    /// Units of which the arms surely served different numbers, and whether B served fewer.
+    /// Units of which the arms surely served different numbers, and whether B served fewer. How many tokens a busy
+    /// service makes follows from how long each takes: they must differ by more than a figure may.
     pub(crate) fn other_load(&self) -> impl Iterator<Item = (Unit, bool)> + '_ {
         let differs = |unit: &Unit| self.sample_ratio(*unit).rejects(SAMPLE_RATIO_ALPHA);
-        self.compared().filter(differs).map(|unit| {
+        self.compared().filter(differs).filter_map(|unit| {
             let [a, b] = [Arm::A, Arm::B].map(|arm| self.per_s(unit, arm));
-            (unit, b < a)
+            let most = 1.0 + self.plan.margin.max(OVERALL_MARGIN);
+            let is_other = unit == Unit::Request || a.max(b) > most * a.min(b);
+            is_other.then_some((unit, b < a))
         })
     }
 
