@@ -251,8 +251,10 @@ pub struct Report {
 }
 
 impl Report {
+    /// All programs ran, bare and under Tally, and nothing was found.
     pub fn is_good(&self) -> bool {
-        self.bare.bad() == 0 && self.rows.iter().all(|row| row.bad() == 0 && row.not_run == 0)
+        let mut rows = [&self.bare].into_iter().chain(&self.rows);
+        rows.all(|row| row.bad() == 0 && row.not_run == 0)
     }
 
     pub fn json(&self) -> Value {
@@ -339,6 +341,15 @@ mod tests {
         let mut none = Row::new("sliced", "random-forms");
         none.expect_transformed_pairs();
         assert_eq!(none.bad(), 0, "no pairs were run");
+    }
+
+    #[test]
+    fn programs_that_time_left_out_are_no_success() {
+        let row = |ended, not_run| Row { ended, not_run, ..Row::new("bare", "no policy") };
+        let is_good = |bare, under| Report { bare, rows: vec![under], seconds: 1.0 }.is_good();
+        assert!(is_good(row(9, 0), row(9, 0)));
+        assert!(!is_good(row(3, 6), row(3, 0)), "not run bare, and so not under Tally");
+        assert!(!is_good(row(9, 0), row(3, 6)));
     }
 
     #[test]
