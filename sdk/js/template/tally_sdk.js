@@ -1,7 +1,7 @@
 // What a policy in JavaScript is written with: `telling` for what it exports, answers (`run`, `hold`, ...), the
-// contract's constants, `u64` for large numbers, `Config` for its configuration, lines of `key = value` with whole
-// numbers and booleans, `Writer` and `Reader` for a state that it saves, and three helpers: `Counter`, `TokenBucket`,
-// `LruMap`.
+// contract's constants, `u32` and `u64` for large numbers, `Config` for its configuration, lines of `key = value` with
+// whole numbers and booleans, `Writer` and `Reader` for a state that it saves, and three helpers: `Counter`,
+// `TokenBucket`, `LruMap`.
 //
 //     export const scheduler = telling({ init(text) { ... }, decide(launch) { ... } });
 //
@@ -18,7 +18,7 @@ import { counter, counterAdd } from 'tally:policy/metrics@0.1.0';
 export const UNKNOWN = 0;
 // `measuredNs` of a launch whose GPU time could not be told from that of others.
 export const NOT_MEASURED = 0;
-// The kernel id of all kernels beyond those that the core tells apart.
+// The kernel id of all kernels beyond those that the core tells apart, as `u32` gives it.
 export const NO_KERNEL = 0xffff_ffff;
 // A time that has not come, as `u64` gives it.
 export const NEVER = 2 ** 64;
@@ -45,6 +45,11 @@ export const holdUntilCompletion = (ns, reason = 0) => ({
 export const sliced = (blocks, reason = 0) => ({ decision: { tag: 'sliced', val: blocks }, reason });
 export const preemptible = (reason = 0) => ({ decision: { tag: 'preemptible' }, reason });
 export const smLimited = (sms, reason = 0) => ({ decision: { tag: 'sm-limited', val: sms }, reason });
+
+// A 32-bit number of the contract. From 2^31 on they arrive as negative ones.
+export function u32(number) {
+  return number >>> 0;
+}
 
 // A 64-bit number of the contract. They arrive as JavaScript's numbers, exact to 2^53, and from
 // 2^63 on as negative ones: "never" (the largest there is) arrives as -1.

@@ -8,7 +8,7 @@ import { write } from 'tally:policy/log@0.1.0';
 import { counter, counterAdd } from 'tally:policy/metrics@0.1.0';
 import { get as service, slackNs } from 'tally:policy/services@0.1.0';
 import { all as widths, set as setWidth } from 'tally:policy/widths@0.1.0';
-import { Config, HOLD_UNTIL_CHANGE, NO_UNIT_OPEN, UNKNOWN, hold, run, telling, u64 } from './tally_sdk.js';
+import { Config, HOLD_UNTIL_CHANGE, NO_UNIT_OPEN, UNKNOWN, hold, run, telling, u32, u64 } from './tally_sdk.js';
 
 const IDLE_NS = 2_000_000; // high priority has been idle for so long: nobody waits for it
 let unknownNs = 0; // what a launch counts as whose predicted time is UNKNOWN
@@ -20,7 +20,7 @@ let unitsLate = 0; // the counter
 
 // Give new clients their width: the largest of at most `width_percent` of the SMs.
 function setWidths(smCount) {
-  const sms = widths().findLast((sms) => sms * 100 <= smCount * widthPercent);
+  const sms = widths().findLast((sms) => u32(sms) * 100 <= smCount * widthPercent);
   if (sms !== undefined) {
     for (const client of newClients) setWidth(client, sms);
   } else if (!isRefused) {
@@ -43,7 +43,8 @@ export const scheduler = telling({
   decide(launch) {
     if (launch.state.highPriority) return run();
     // Not in `joined`: only a launch says how many SMs there are.
-    if (newClients.size > 0 && launch.smCount > 0) setWidths(launch.smCount);
+    const smCount = u32(launch.smCount);
+    if (newClients.size > 0 && smCount > 0) setWidths(smCount);
     if (launch.highClients === 0) return run();
     const slack = slackNs(launch.nowNs);
     const predicted = u64(launch.predictedNs);
