@@ -201,6 +201,10 @@ pub struct Service {
     /// Share of the recent requests that kept the objective, %; `null` without requests or objective.
     #[serde(deserialize_with = "required")]
     pub attainment_percent: Option<f64>,
+    /// Time that its unit of work under way can lose and still keep the objective, ms, as policies see it: below 0 if
+    /// it will be late; `null` without an objective or a unit.
+    #[serde(deserialize_with = "required")]
+    pub slack_ms: Option<f64>,
     /// Its objective for tokens; `null` without one.
     #[serde(deserialize_with = "required")]
     pub tpot: Option<Tpot>,
@@ -330,6 +334,11 @@ pub struct Transformed {
     pub turnaround_us_p50: f64,
     /// 99th percentile of these times, us.
     pub turnaround_us_p99: f64,
+    /// Median time for which the GPU has nothing of a stream's to do where the stream's next launch runs on another
+    /// number of SMs, over the latest measured, us; 0 if none was.
+    pub sm_change_us_p50: f64,
+    /// GPU memory that the streams on some of the SMs take, MB. What others took or freed as they were made counts too.
+    pub sm_limit_mb: f64,
 }
 
 words! {

@@ -211,6 +211,9 @@ pub struct Usage {
     pub backlogged_ns: u64,
     /// Since when it has one, or [`NEVER`].
     pub backlogged_since_ns: u64,
+    /// What it costs a stream that its next launch runs on another number of SMs: the median of the latest measured; 0:
+    /// none was.
+    pub sm_change_ns: u64,
 }
 
 impl Default for Usage {
@@ -224,6 +227,7 @@ impl Default for Usage {
             min_share_permille: 0,
             backlogged_ns: 0,
             backlogged_since_ns: NEVER,
+            sm_change_ns: 0,
         }
     }
 }

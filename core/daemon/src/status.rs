@@ -144,6 +144,8 @@ fn transformed(n: &ClientNumbers) -> Transformed {
         rescued: s.rescued,
         turnaround_us_p50: s.turnaround_p50_ns as f64 / 1e3,
         turnaround_us_p99: s.turnaround_p99_ns as f64 / 1e3,
+        sm_change_us_p50: s.sm_change_ns as f64 / 1e3,
+        sm_limit_mb: n.report.sm_limit_bytes as f64 / 1e6,
     }
 }
 
@@ -274,6 +276,7 @@ fn service(n: &ServiceNumbers, marked: Option<&MarkNumbers>) -> Service {
         attainment_percent: n.objective.filter(|_| n.recent > 0).map(|_| attainment),
         tpot: marked.and_then(tpot),
         marks: marked.map(marks),
+        slack_ms: None,
         profile: None,
     }
 }
@@ -343,10 +346,11 @@ pub fn client(
         measured_ms: n.stats.measured_ns as f64 / 1e6,
         launches_measured: n.stats.measured,
         busy: n.shim.busy && identity.class == Class::High,
-        service: n
-            .service
-            .as_ref()
-            .map(|s| Service { profile: n.profile.map(profile), ..service(s, n.marks.as_ref()) }),
+        service: n.service.as_ref().map(|s| Service {
+            profile: n.profile.map(profile),
+            slack_ms: n.slack_ns.map(|ns| ns as f64 / 1e6),
+            ..service(s, n.marks.as_ref())
+        }),
         standstills: n.standstills,
         in_flight: n.state.in_flight,
         in_flight_us: n.state.in_flight_ns as f64 / 1e3,

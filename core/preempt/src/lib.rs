@@ -62,6 +62,7 @@ pub mod prepare;
 mod progress;
 mod proof;
 pub mod settings;
+mod sm_change;
 pub mod sm_limit;
 mod transformed;
 pub mod vendor;

@@ -25,7 +25,7 @@ use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, Limitable};
-use crate::{joins, kernels, settings, transformed};
+use crate::{joins, kernels, settings, sm_change, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -275,6 +275,16 @@ fn make() {
     }
 }
 
+/// Free bytes of the current context's GPU; 0 if that is unknown.
+fn free_bytes() -> usize {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: valid out-pointers.
+    driver().mem_info.map_or(0, |f| match unsafe { f(&mut free, &mut total) } {
+        SUCCESS => free,
+        _ => 0,
+    })
+}
+
 /// False: the context was not idle.
 fn make_now(context: usize) -> bool {
     let reserves = POOL.with(|pool| pool.reserves.clone());
@@ -282,6 +292,7 @@ fn make_now(context: usize) -> bool {
     if driver().ctx_set.is_none_or(|f| unsafe { f(context as Ptr) } != SUCCESS) {
         return true;
     }
+    let before = free_bytes();
     let made = host::load(context, host::LOAD_PATIENCE, || make_pool(context, &reserves));
     match made {
         None => return false,
@@ -291,6 +302,11 @@ fn make_now(context: usize) -> bool {
             let any = !contexts.is_empty();
             POOL.with(|pool| (pool.contexts, pool.events) = (contexts, events));
             if any {
+                sm_change::make();
+                if let Some(client) = host().client() {
+                    let bytes = before.saturating_sub(free_bytes()) as u64;
+                    client.report.sm_limit_bytes.store(bytes, Relaxed);
+                }
                 CONTEXT.store(context, Release);
             }
         }
@@ -451,9 +467,15 @@ pub fn launch(
     if planned.is_blocking {
         joins::before(slot, stream, planned.context);
     }
-    let is_consecutive = joins::latest(slot, stream) == limited;
-    if !is_consecutive && (!joins::one(slot) || wait_behind(limited, stream) != SUCCESS) {
-        return None;
+    let latest = joins::latest(slot, stream);
+    let is_consecutive = latest == limited;
+    let mut timed = None;
+    if !is_consecutive {
+        timed = sm_change::begin(planned.client, latest);
+        if !joins::one(slot) || wait_behind(limited, stream) != SUCCESS {
+            return None;
+        }
+        timed = timed.and_then(|timed| timed.behind(limited));
     }
     let config = LaunchConfig {
         grid: arguments.grid,
@@ -473,6 +495,9 @@ pub fn launch(
         log!("kernel {kernel} is not sm_limited: CUDA error {result}");
         kernels::refuse_sm_limit(kernel);
         return None;
+    }
+    if let Some(timed) = timed {
+        timed.launched();
     }
     joins::open(slot, limited, home, planned.is_blocking);
     // Asked here: a capture that begins joins what is open by then.
@@ -510,6 +535,12 @@ pub(crate) fn give_up(context: usize, first: impl FnOnce() -> bool) {
         POOL.with(|pool| (std::mem::take(&mut pool.contexts), std::mem::take(&mut pool.events)));
     if may_go {
         destroy(contexts, events);
+        sm_change::destroy();
+    } else {
+        sm_change::forget();
+    }
+    if let Some(client) = host().client() {
+        client.report.sm_limit_bytes.store(0, Relaxed);
     }
 }
 
@@ -520,6 +551,7 @@ pub fn forget_context(gone: usize) {
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);
         joins::forget(gone);
+        sm_change::forget();
         POOL.with(|pool| {
             pool.contexts.clear();
             pool.events.clear();
@@ -535,6 +567,7 @@ pub fn reset() {
     }
     ALIVE.reset();
     joins::reset();
+    sm_change::forget();
     forget_decided();
     SM_LIMITED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });

@@ -2,6 +2,7 @@
 
 use crate::bindings::{Provided, ProvidedPre, activity, completions, membership, timer, units};
 use crate::imports::HostState;
+use crate::inspect::READS_USAGE;
 use crate::runtime::Ticker;
 use crate::spawn::{Budget, Exports};
 use crate::state::{self, Saved};
@@ -103,12 +104,13 @@ impl Checked {
     pub fn subscriptions(&self) -> Subscriptions {
         let of = |is: bool, one: Subscriptions| if is { one } else { Subscriptions::NONE };
         let Exported { activity, completions, membership, timer, units, .. } = &self.exports;
+        let reads_usage = ["clients", READS_USAGE].iter().any(|name| self.imports.contains(*name));
         of(activity.is_some(), Subscriptions::ACTIVITY)
             .and(of(completions.is_some(), Subscriptions::COMPLETIONS))
             .and(of(membership.is_some(), Subscriptions::MEMBERSHIP))
             .and(of(timer.is_some(), Subscriptions::TIMER))
             .and(of(units.is_some(), Subscriptions::UNITS))
-            .and(of(self.imports.contains("clients"), Subscriptions::USAGE))
+            .and(of(reads_usage, Subscriptions::USAGE))
             .and(of(self.imports.contains("services"), Subscriptions::SERVICES))
     }
 
@@ -172,7 +174,7 @@ impl Compiled {
 
     /// The interfaces of the contract that it imports functions of, by their bare names.
     pub fn imports(&self) -> BTreeSet<String> {
-        self.checked.imports.clone()
+        self.checked.imports.iter().filter(|name| *name != READS_USAGE).cloned().collect()
     }
 
     /// What it is told.

@@ -255,6 +255,10 @@ impl imports::widths::Host for HostState {
     fn set(&mut self, client: u32, sms: u32) {
         self.commands.push(Command::SetWidth { client, sms });
     }
+
+    fn change_ns(&mut self, client: u32) -> u64 {
+        self.world.clients.get(&client).map_or(0, |view| view.usage.sm_change_ns)
+    }
 }
 
 impl imports::high_priority::Host for HostState {

@@ -33,6 +33,8 @@ const IMPORTS: [&str; 14] = [
     "kernel-identity",
     "high-priority",
 ];
+/// A function of another interface than `clients` that reads what is kept up to date for callers of that.
+pub const READS_USAGE: &str = "widths#change-ns";
 /// What every policy exports, and what it may export. `state` is looked at by [`state()`].
 const SCHEDULER: &str = "scheduler";
 const EVENTS: [&str; 5] = ["activity", "units", "completions", "membership", "timer"];
@@ -76,7 +78,8 @@ fn kind(bytes: &[u8]) -> &'static str {
 }
 
 /// Refuse a component that imports what there is not, or what it was not granted. Names only: the types are
-/// the linker's, see [`wrong_import`]. Returns the interfaces that it imports functions of.
+/// the linker's, see [`wrong_import`]. Returns the interfaces that it imports functions of, and [`READS_USAGE`] if it
+/// imports that.
 pub fn imports(
     file: &str,
     component: &Component,
@@ -107,6 +110,10 @@ pub fn imports(
                     return Err(unknown(format!("{name}#{function}")));
                 }
                 interfaces.insert(bare.to_owned());
+                let name = format!("{bare}#{function}");
+                if name == READS_USAGE {
+                    interfaces.insert(name);
+                }
             }
         }
     }

@@ -166,13 +166,14 @@ fn the_world_can_be_read() {
         min_share_permille: 125,
         backlogged_ns: 2_000_000,
         backlogged_since_ns: 700,
+        sm_change_ns: 11_000,
     };
     bench.context.world.clients.insert(1, view);
     let profile = 30_000 + 600_000 + 2_000 + 3_000 + 2_000;
     let profile = profile + 40_000_000 + 500_000_000 + 750_000_000_000;
     let described = 1 + 100 + 7 + 200 + profile;
     assert_eq!(bench.decide(kernel::DESCRIBED), Ok(Decision::Hold(described)));
-    let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4 + 125_000 + 4_000_000 + 2_100;
+    let used = 7_000_000 + 90_000_000 + 100_000 + 3 + 4 + 125_000 + 4_000_000 + 2_100 + 77_000;
     assert_eq!(bench.decide(kernel::USED), Ok(Decision::Hold(used)));
 }
 

@@ -147,6 +147,7 @@ struct Core {
     kernels: Vec<(KernelId, KernelProfile)>,
     sharing: Option<SharingMode>,
     widths: Vec<u32>,
+    width_change_ns: u64,
 }
 
 thread_local! {
@@ -186,6 +187,11 @@ pub fn set_sharing_mode(sharing: SharingMode) {
 /// Let [`crate::host::widths`] say this; without, it is empty.
 pub fn set_widths(widths: Vec<u32>) {
     CORE.with_borrow_mut(|core| core.widths = widths);
+}
+
+/// Let [`crate::host::width_change_ns`] say this of every client; without, it is UNKNOWN.
+pub fn set_width_change_ns(ns: u64) {
+    CORE.with_borrow_mut(|core| core.width_change_ns = ns);
 }
 
 /// The functions of the contract's `host`, on the recording core.
@@ -310,6 +316,10 @@ pub(crate) mod double {
 
     pub fn widths() -> Vec<u32> {
         CORE.with_borrow(|core| core.widths.clone())
+    }
+
+    pub fn width_change_ns(_: ClientId) -> u64 {
+        CORE.with_borrow(|core| core.width_change_ns)
     }
 
     pub fn set_width(client: ClientId, sms: u32) {

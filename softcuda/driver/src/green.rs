@@ -21,6 +21,9 @@ const COARSE_SMS_MIN: u32 = 16;
 const COARSE: u32 = 8;
 const FINE: u32 = 2;
 
+/// Device memory that one takes. How much it is on hardware is not documented.
+pub(crate) const BYTES: u64 = 1 << 20;
+
 /// Partitions of a device of `sms` SMs are multiples of this many.
 pub(crate) fn granularity(sms: u32, ignore_coscheduling: bool) -> u32 {
     match (sms >= COARSE_SMS_MIN, ignore_coscheduling) {

@@ -183,7 +183,7 @@ fn about() -> impl Strategy<Value = About> {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (any::<[u64; 6]>(), any::<[u32; 2]>()).prop_map(|(n, [in_flight, min_share_permille])| Usage {
+    (any::<[u64; 7]>(), any::<[u32; 2]>()).prop_map(|(n, [in_flight, min_share_permille])| Usage {
         waiting_since_ns: n[0],
         in_flight,
         in_flight_ns: n[1],
@@ -192,6 +192,7 @@ fn usage() -> impl Strategy<Value = Usage> {
         min_share_permille,
         backlogged_ns: n[4],
         backlogged_since_ns: n[5],
+        sm_change_ns: n[6],
     })
 }
 

@@ -3,10 +3,12 @@
 //! and a lie costs nobody but its teller.
 
 mod breaches;
+mod sm_changes;
 mod turnarounds;
 mod units;
 
 pub use breaches::Oddities;
+pub use sm_changes::median_ns as sm_change_ns;
 
 use super::Engine;
 use super::Settings;
@@ -111,6 +113,7 @@ pub struct DispatchClient {
     busy_periods: u64,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
+    sm_changes_seen: u64,
     launches: Launches,
     probe: Probe,
     standstill: Standstill,
@@ -157,6 +160,7 @@ impl DispatchClient {
             busy_periods,
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
+            sm_changes_seen: 0,
             launches: Launches::new(match settings.high_stall_ns {
                 0 => settings.probe_after_ns,
                 stall_ns => settings.probe_after_ns.min(stall_ns),
@@ -320,6 +324,9 @@ impl DispatchClient {
         // First: the engine finds the launch only while it is in flight.
         if self.link.region.turnarounds.count.load(Relaxed) != self.turnarounds_seen {
             self.poll_turnarounds(share, engine);
+        }
+        if self.link.region.sm_changes.count.load(Relaxed) != self.sm_changes_seen {
+            self.poll_sm_changes(engine);
         }
         let (mut left, mut streams) = (share.completions, 0);
         let mut still_dirty = self.dirty;

@@ -2,7 +2,7 @@
 //! plane. Taken between passes, kernels and clients some at a time, because
 //! all of them at once would be a pause.
 
-use super::client::{DispatchClient, Oddities};
+use super::client::{DispatchClient, Oddities, sm_change_ns};
 use super::handover::FaultCost;
 use super::marks::MarkNumbers;
 use super::min_share::{MinShare, MinShares};
@@ -58,6 +58,8 @@ pub struct ShimCounts {
     /// Median of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
     pub turnaround_p99_ns: u64,
+    /// Median cost of a change of SMs, ns; 0: unknown.
+    pub sm_change_ns: u64,
     pub busy: bool,
     pub busy_total_ns: u64,
     pub busy_periods: u64,
@@ -78,6 +80,7 @@ pub struct ReportWords {
     pub driver_version: u32,
     pub mps_client: u32,
     pub device_uuid: [u64; 2],
+    pub sm_limit_bytes: u64,
 }
 
 impl ReportWords {
@@ -96,6 +99,7 @@ impl ReportWords {
             driver_version: word(&r.driver_version),
             mps_client: word(&r.mps_client),
             device_uuid: [r.device_uuid[0].load(Relaxed), r.device_uuid[1].load(Relaxed)],
+            sm_limit_bytes: r.sm_limit_bytes.load(Relaxed),
         }
     }
 }
@@ -123,6 +127,8 @@ pub struct ClientNumbers {
     pub standstills: u64,
     /// Its requests; of high-priority clients.
     pub service: Option<ServiceNumbers>,
+    /// Time that its open unit of work can lose, ns.
+    pub slack_ns: Option<i64>,
     /// Units of work that it marked, if any.
     pub marks: Option<MarkNumbers>,
     /// Its latest profiled unit of work.
@@ -142,10 +148,13 @@ impl ClientNumbers {
             };
             (one, since)
         });
+        let view = engine.world().clients.get(&id);
+        let served = view.and_then(|view| view.service.as_ref());
         ClientNumbers {
             id,
             min_share,
-            weight: engine.world().clients.get(&id).map_or(1, |view| view.info.weight()),
+            weight: view.map_or(1, |view| view.info.weight()),
+            slack_ns: served.and_then(|served| served.slack_ns(read_ns)),
             stats: engine.client_stats(id).unwrap_or_default(),
             state: engine.client_state(id).unwrap_or(ClientState {
                 ungated: false,
@@ -208,6 +217,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         sm_limited_consecutive: word(&c.sm_limited_consecutive),
         turnaround_p50_ns,
         turnaround_p99_ns,
+        sm_change_ns: sm_change_ns(&region.sm_changes),
         busy: word(&a.busy_streams) != 0,
         busy_total_ns: word(&a.busy_total_ns),
         busy_periods: word(&a.busy_periods),

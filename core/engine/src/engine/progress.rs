@@ -21,6 +21,13 @@ pub struct Progress {
 }
 
 impl<P: Policy> Engine<P> {
+    /// What it costs a client's streams that their next launch runs on another number of SMs; 0: unknown.
+    pub fn sm_change_measured(&mut self, client: ClientId, ns: u64) {
+        if let Some(c) = self.clients.get_mut(client) {
+            c.sm_change_ns = ns;
+        }
+    }
+
     /// A stream's completion word reads `word`. `measured`: the last of its launches of which its client
     /// knows how long it took; recorded if it is among those that ended now.
     pub fn progress(

@@ -422,3 +422,57 @@ fn streams_that_may_be_full_wait_at_once() {
         },
     );
 }
+
+/// Launches that wait for a word run on two numbers of SMs by turns, so that each is behind work of the stream's on the
+/// other one.
+#[test]
+fn what_a_change_of_sms_costs_is_measured() {
+    both(
+        what_a_change_of_sms_costs_is_measured,
+        &limiting(),
+        |device| {
+            let held = begin(device);
+            let stream = held.device.stream(1);
+            until_it_counts(|| {
+                held.device.set(held.count, 0, 1);
+                held.word.store(0, SeqCst);
+                (0..4).for_each(|_| held.launch(stream));
+                held.word.store(1, SeqCst);
+                held.device.sync(stream);
+                assert_eq!(held.device.read(held.count, 1), [4 * held.blocks]);
+            });
+        },
+        |core| {
+            core.warm_up("held");
+            until_limited(core, "limited?");
+            let turn = AtomicU32::new(0);
+            core.policy(move |request, name| match request.flags & CAN_LIMIT {
+                CAN_LIMIT if name == "held" => match turn.fetch_add(1, SeqCst) % 2 {
+                    0 => Answer::SmLimited(1),
+                    _ => Answer::SmLimited(u32::MAX),
+                },
+                _ => Answer::Whole,
+            });
+            for round in 1.. {
+                core.expect("go");
+                core.say("on");
+                core.expect("done");
+                let changes = &core.region().sm_changes;
+                let count = changes.count.load(SeqCst);
+                if count >= 3 {
+                    let latest = changes.latest_ns[..3].iter().map(|ns| ns.load(SeqCst));
+                    let latest: Vec<u64> = latest.collect();
+                    // The GPU has nothing else to do: what is before takes no part in it.
+                    assert!(latest.iter().all(|ns| (1..1_000_000_000).contains(ns)), "{latest:?}");
+                    break;
+                }
+                assert!(round < 1_000, "{count} changes of SMs were measured");
+                core.say("again");
+            }
+            core.say("next");
+            core.ends(0);
+            let report = &core.region().report;
+            assert!(report.sm_limit_bytes.load(SeqCst) > 0, "the streams take no memory");
+        },
+    );
+}

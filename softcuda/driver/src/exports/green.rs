@@ -172,6 +172,9 @@ exports! {
         if flags != DEFAULT_STREAM {
             return Err(CuError::INVALID_VALUE);
         }
+        if !driver.arbiter.reserve_bytes(green::BYTES) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         driver.retain_primary();
         out.set(driver.greens.insert(&Green::new(driver, descriptor.0)))
     }
@@ -180,6 +183,7 @@ exports! {
         let driver = driver()?;
         let found = driver.greens.remove(handle).map_err(|_| CuError::INVALID_CONTEXT)?;
         found.close();
+        driver.arbiter.release_bytes(green::BYTES);
         driver.release_primary()
     }
 
