@@ -6,9 +6,32 @@ use tally_engine::BuiltInRule;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
-    Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, builtin_traces, gpu,
-    simulate,
+    Arrivals, Model, Report, Service, Setup, SharingMode, Trace, Transformable, builtin_traces, gpu,
 };
+
+/// A service whose requests are CUDA graphs, beside a training.
+fn simulate(
+    setup: &Setup,
+    high: &Trace,
+    low: Option<&Trace>,
+    arrivals: &Arrivals,
+    policy: Option<Box<dyn Policy + Send>>,
+) -> Report {
+    tally_simulator::simulate(setup, &Service::new(high, arrivals), low, policy)
+}
+
+/// The same; it launches each kernel by itself unless `graph`.
+fn simulate_as(
+    graph: bool,
+    setup: &Setup,
+    high: &Trace,
+    low: Option<&Trace>,
+    arrivals: &Arrivals,
+    policy: Option<Box<dyn Policy + Send>>,
+) -> Report {
+    let service = Service { graph, ..Service::new(high, arrivals) };
+    tally_simulator::simulate(setup, &service, low, policy)
+}
 
 const BOTH: [SharingMode; 2] = [SharingMode::Timeslice, SharingMode::Mps];
 
@@ -114,8 +137,7 @@ fn alone_a_program_takes_what_was_recorded() {
     let costs_ms = (LAUNCH_LATENCY_NS + gpu::SEEN_NS) as f64 / 1e6;
     for sharing in BOTH {
         let solo_ms = |trace: &Trace, graph| {
-            let setup = Setup { graph, ..setup(sharing) };
-            let report = simulate(&setup, trace, None, &at_once, None);
+            let report = simulate_as(graph, &setup(sharing), trace, None, &at_once, None);
             assert_eq!(report.high_priority.served, 1);
             (report.high_priority.solo_ms, report.high_priority.service_p50_ms)
         };
@@ -160,8 +182,9 @@ fn an_own_part_has_the_median_and_the_99th_percentile_that_it_has_alone() {
     for p99_over_median in [1.4, 8.0] {
         let p99_ns = (alone.ns as f64 * p99_over_median) as u64;
         eager.alone[0] = Some(Alone { p99_ns, ..alone });
-        let setup = Setup { seconds: 40.0, graph: false, ..setup(SharingMode::Timeslice) };
-        let r = simulate(&setup, &eager, None, &Arrivals::Poisson { load: 0.1 }, None);
+        let setup = Setup { seconds: 40.0, ..setup(SharingMode::Timeslice) };
+        let load = Arrivals::Poisson { load: 0.1 };
+        let r = simulate_as(false, &setup, &eager, None, &load, None);
         let high = &r.high_priority;
         assert!(high.served > 500 && high.unserved == 0, "{high:?}");
         assert!((high.service_p50_over_solo - 1.0).abs() < 0.05, "{high:?}");
@@ -384,9 +407,10 @@ proptest! {
         let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
-            Setup { sharing, transformable, slo: None, tpot_ns: None, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
+            Setup { sharing, transformable, seconds, overrun_seconds, warm_up_seconds, seed, model };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic { seed, subscriptions: u8::MAX }) as _);
-        let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
+        let load = Arrivals::Poisson { load };
+        let report = simulate_as(graph, &setup, &high, Some(&low), &load, policy);
         conserved(&report);
         let h = &report.high_priority;
         prop_assert_eq!((h.unserved, h.served), (0, h.arrived));
