@@ -96,10 +96,10 @@ pub fn figure(policy: &str, mode: &str, r: &Report) -> Figure {
     let names: Vec<&str> = services.iter().map(|h| h.trace.as_str()).collect();
     let name = if names.is_empty() { "best effort".into() } else { names.join(" + ") };
     let sum = |of: fn(&High) -> u64| services.iter().map(of).sum::<u64>();
-    // Each of many services needs room for its bars.
-    let more = services.len().saturating_sub(3) as u32;
+    // Each of several services needs room for its name.
+    let more = services.len().saturating_sub(1) as u32;
     Figure {
-        size: (800 + 200 * more, 400),
+        size: (800 + 180 * more, 400),
         title: format!("{name} under {policy}"),
         caption: format!(
             "{} of {} requests served in {} s of arrivals and as long after, {mode}, seed {}. {MODEL}",
