@@ -29,7 +29,7 @@ const SERVICES_MAX: usize = 16;
 #[derive(Debug, Args)]
 pub struct SimArgs {
     /// A high-priority service, such as an inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
-    /// request. May be given up to 16 times, each with options of its own that come before `--slo`, `--tpot`, `--load`,
+    /// request. May be given up to 16 times, each with its own options in place of `--slo`, `--tpot`, `--load`,
     /// `--arrivals` and `--eager`, such as `,slo=20ms,load=0.4`. Without it the best-effort programs are alone.
     #[arg(long, value_name = "TRACE[,slo=TIME][,tpot=TIME][,load=SHARE][,arrivals=FILE][,eager]")]
     #[arg(value_parser = high_priority)]
