@@ -8,7 +8,7 @@ use serde_json::Value;
 use tally_engine::policy::{Objective, Policy};
 use tally_simulator::trace::Alone;
 use tally_simulator::{
-    Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, simulate,
+    Arrivals, Model, Report, Service, Setup, SharingMode, Trace, Transformable, simulate,
 };
 
 /// A measured program and its trace.
@@ -51,6 +51,8 @@ pub struct Measured<'a> {
     row: &'a Value,
     traces: [&'static str; 2],
     setup: Setup,
+    /// A request of the inference is one CUDA graph.
+    graph: bool,
     scheduled: bool,
     p99: f64,
     share: f64,
@@ -166,7 +168,6 @@ impl<'a> Measured<'a> {
         let setup = Setup {
             sharing,
             transformable,
-            graph,
             seconds,
             overrun_seconds,
             warm_up_seconds,
@@ -179,7 +180,7 @@ impl<'a> Measured<'a> {
         let share = number(row, "be_share")?;
         let load = number(row, "load").unwrap_or(0.5);
         let traces = [high, low];
-        Some(Measured { row, traces, setup, scheduled, p99, share, own, load, objective })
+        Some(Measured { row, traces, setup, graph, scheduled, p99, share, own, load, objective })
     }
 
     /// Whether the inference alone was not as fast as at first any more: ratios to that say nothing then.
@@ -201,7 +202,7 @@ impl<'a> Measured<'a> {
     pub fn compare(&self, config: Option<&str>) -> Result<Compared> {
         let row = self.row;
         let (mut high, mut low) = (trace(self.traces[0])?, trace(self.traces[1])?);
-        if self.setup.graph {
+        if self.graph {
             high = high.as_graph();
         }
         self.as_alone(&mut high, &mut low);
@@ -245,11 +246,12 @@ impl<'a> Measured<'a> {
         config: Option<&str>,
     ) -> Result<(Report, f64)> {
         // What a graph takes is not drawn; with an objective most of a run is learning, and one takes long.
-        let draws = if self.setup.graph || slo.is_some() { 1 } else { DRAWS };
+        let draws = if self.graph || slo.is_some() { 1 } else { DRAWS };
         let arrivals = self.arrivals();
         let run = |draw| {
-            let setup = Setup { slo, seed: self.setup.seed.wrapping_add(draw), ..self.setup };
-            Ok(simulate(&setup, high, Some(low), &arrivals, self.policy(config)?))
+            let setup = Setup { seed: self.setup.seed.wrapping_add(draw), ..self.setup };
+            let service = Service { slo, ..self.service(high, &arrivals) };
+            Ok(simulate(&setup, &service, Some(low), self.policy(config)?))
         };
         let mut runs = (0..draws).map(run).collect::<Result<Vec<Report>>>()?;
         let mut median = |figure: fn(&Report) -> f64| {
@@ -264,10 +266,15 @@ impl<'a> Measured<'a> {
     /// The row's objective, as many times the simulated p99 alone.
     fn slo(&self, high: &Trace) -> Option<Objective> {
         let multiple = self.objective?;
-        let report =
-            simulate(&Setup { seconds: 1.0, ..self.setup }, high, None, &self.arrivals(), None);
+        let (setup, arrivals) = (Setup { seconds: 1.0, ..self.setup }, self.arrivals());
+        let report = simulate(&setup, &self.service(high, &arrivals), None, None);
         let slo_ns = (multiple * report.high_priority.solo_p99_ms * 1e6) as u64;
         Some(Objective { slo_ns, percentile: PERCENTILE })
+    }
+
+    /// The inference without an objective.
+    fn service<'s>(&self, high: &'s Trace, arrivals: &'s Arrivals) -> Service<'s> {
+        Service { graph: self.graph, ..Service::new(high, arrivals) }
     }
 
     /// The requests that the row's run served, if it says how fast the inference was alone.
@@ -318,7 +325,8 @@ impl<'a> Measured<'a> {
         let model = Model { hosts_permille: 0, ..self.setup.model };
         let setup = Setup { seconds, warm_up_seconds: Some(seconds), model, ..self.setup };
         let none = Arrivals::At(Vec::new());
-        let report = simulate(&setup, high, Some(low), &none, self.policy(config)?);
+        let service = self.service(high, &none);
+        let report = simulate(&setup, &service, Some(low), self.policy(config)?);
         let share = report.best_effort.map_or(0.0, |training| training.share);
         Ok(share * plain_steps_per_s(low))
     }

@@ -169,7 +169,9 @@ fn what_is_drawn_is_the_median_of_five() {
         let (mut high, mut low) =
             (trace(measured.traces[0]).unwrap(), trace(measured.traces[1]).unwrap());
         measured.as_alone(&mut high, &mut low);
-        let one = simulate(&measured.setup, &high, Some(&low), &measured.arrivals(), None);
+        let arrivals = measured.arrivals();
+        let service = measured.service(&high, &arrivals);
+        let one = simulate(&measured.setup, &service, Some(&low), None);
         (one.high_priority.service_p99_ms, measured.compare(None).unwrap().p99_ms)
     };
     let mut draws: Vec<_> = (7..12).map(|seed| p99_ms(seed).0).collect();

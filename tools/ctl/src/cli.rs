@@ -78,8 +78,8 @@ pub enum Command {
         #[command(subcommand)]
         command: crate::shadow::ShadowCommand,
     },
-    /// Simulate recorded programs that share a GPU under a policy, without a GPU or a core: any number of trainings,
-    /// and an inference beside them.
+    /// Simulate recorded programs that share a GPU under a policy, without a GPU or a core: high-priority services
+    /// and any number of best-effort trainings.
     Sim(crate::sim::SimArgs),
     /// Stop the core: it grants every held launch, then ends.
     Stop,

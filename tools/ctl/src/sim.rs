@@ -3,53 +3,59 @@
 mod frontier;
 mod plot;
 mod policies;
+mod programs;
 mod text;
 
 use crate::error::CtlError;
 use crate::policy::LimitsArg;
 use clap::{Args, ValueEnum};
 use policies::Policies;
+use programs::{BestEffort, HighPriority, Served, best_effort, high_priority};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
-use tally_contract::limits::WEIGHT_MAX;
-use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::{Objective, SLO_PERCENTILE_DEFAULT};
 use tally_engine::policy::Policy;
 use tally_simulator::{
-    Arrivals, Model, Report, Setup, SharingMode, Tenant, Trace, Transformable, simulate_several,
+    Arrivals, Model, Report, Service, Setup, SharingMode, Tenant, Trace, Transformable,
+    simulate_several,
 };
 
 /// Longest window, and longest warm-up.
 const SECONDS_MAX: f64 = 3_600.0;
+/// Most values of `--hp`.
+const SERVICES_MAX: usize = 16;
 
 #[derive(Debug, Args)]
 pub struct SimArgs {
-    /// Trace of the inference: a built-in one or a file (.csv, .csv.gz). One iteration is one request. Without it the
-    /// best-effort programs are alone.
-    #[arg(long, value_name = "TRACE")]
-    pub hp: Option<String>,
+    /// A high-priority service, such as an inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
+    /// request. May be given up to 16 times, each with its own options in place of `--slo`, `--tpot`, `--load`,
+    /// `--arrivals` and `--eager`, such as `,slo=20ms,load=0.4`. Without it the best-effort programs are alone.
+    #[arg(long, value_name = "TRACE[,slo=TIME][,tpot=TIME][,load=SHARE][,arrivals=FILE][,eager]")]
+    #[arg(value_parser = high_priority)]
+    pub hp: Vec<HighPriority>,
     /// A best-effort program, such as a training: a built-in trace or a file (.csv, .csv.gz). May be given several
     /// times, each with a weight from 1 to 1000 (default 1) for its share of the GPU, and a floor, such as
     /// `min_share=20%`.
-    #[arg(long, value_name = "TRACE[,weight=N][,min_share=PERCENT]", required = true, value_parser = program)]
-    pub be: Vec<Program>,
-    /// Load of the inference: requests arrive at random, at a rate that would keep it busy for this share of the time
+    #[arg(long, value_name = "TRACE[,weight=N][,min_share=PERCENT]", required = true, value_parser = best_effort)]
+    pub be: Vec<BestEffort>,
+    /// Load of each service: requests arrive at random, at a rate that would keep it busy for this share of the time
     /// if it were alone.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub load: f64,
-    /// Objective of the inference: longest time that the service of a request may take, from 10us to 600s with its unit
+    /// Objective of each service: longest time that a request may take once begun, from 10us to 600s with its unit
     #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms, requires = "hp")]
     pub slo: Option<f64>,
-    /// Objective of tokens: the inference makes one with each request, which is a CUDA graph
+    /// Objective of tokens: each service makes one with each request, which is a CUDA graph
     #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms, requires = "hp")]
     #[arg(conflicts_with_all = ["slo", "frontier", "eager"])]
     pub tpot: Option<f64>,
-    /// Share of requests, in percent, that must keep `--slo`. Default: 99.
+    /// Share of requests, in percent, that must keep an objective for requests. Default: 99.
     #[arg(long, value_name = "PERCENT", value_parser = crate::client::percentile)]
     pub percentile: Option<f64>,
-    /// Simulate each policy under several objectives, which are these multiples of the 99th percentile of the inference
-    /// alone: what is left for best effort, and which share of the requests keeps the objective
+    /// Simulate each policy under several objectives, which are these multiples of the 99th percentile of each service
+    /// alone: what is left for best effort, and which share of the requests keeps the objective (the least of several
+    /// services)
     #[arg(long, value_name = "N,N...", value_delimiter = ',', value_parser = multiple)]
     #[arg(requires = "hp", conflicts_with = "slo")]
     pub frontier: Vec<f64>,
@@ -76,7 +82,7 @@ pub struct SimArgs {
     /// Which best-effort kernels can be transformed.
     #[arg(long, value_enum, default_value = "open")]
     pub transformable: TransformableArg,
-    /// The inference launches kernel by kernel, as recorded, and not as one CUDA graph.
+    /// Requests launch kernel by kernel, as recorded, and not as one CUDA graph.
     #[arg(long)]
     pub eager: bool,
     /// How long the GPU stays with the high-priority program after its last kernel (timeslice only). Default: that of
@@ -99,7 +105,7 @@ pub struct SimArgs {
     /// Print JSON (schema 1), the same bytes each time. How long the simulation took goes to standard error.
     #[arg(long)]
     pub json: bool,
-    /// Also draw the result as SVG: latencies beside those of the inference alone, and the training's share. With
+    /// Also draw the result as SVG: latencies beside those of each service alone, and the training's share. With
     /// `--frontier`: the share over the objective, for each policy.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -124,41 +130,6 @@ pub enum TransformableArg {
     Open,
     /// Transform all kernels, closed libraries included
     All,
-}
-
-/// A value of `--be`.
-#[derive(Clone, Debug)]
-pub struct Program {
-    trace: String,
-    weight: u32,
-    min_share_permille: u32,
-}
-
-/// A trace, and its weight and floor after the last commas: a file's name may have commas.
-fn program(text: &str) -> Result<Program, String> {
-    let (mut trace, mut weight, mut floor) = (text, None, None);
-    while let Some((before, option)) = trace.rsplit_once(',') {
-        match option.split_once('=') {
-            Some(("weight", n)) if weight.is_none() => {
-                let number = n.parse().ok().filter(|n| (1..=WEIGHT_MAX).contains(n));
-                let why = || format!("weight={n}: expected a whole number from 1 to {WEIGHT_MAX}");
-                weight = Some(number.ok_or_else(why)?);
-            }
-            Some(("min_share", share)) if floor.is_none() => {
-                let permille = min_share_permille(share);
-                floor = Some(
-                    permille.map_err(|e| format!("min_share={share}: expected {}", e.expected))?,
-                );
-            }
-            _ => break,
-        }
-        trace = before;
-    }
-    Ok(Program {
-        trace: trace.into(),
-        weight: weight.unwrap_or(1),
-        min_share_permille: floor.unwrap_or(0),
-    })
 }
 
 /// A value of `--frontier`.
@@ -188,33 +159,36 @@ fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
 /// What is the same for every policy and objective.
 struct Scene {
     setup: Setup,
-    high: Option<Trace>,
-    low: Vec<(Trace, Program)>,
-    arrivals: Arrivals,
+    services: Vec<Served>,
+    low: Vec<(Trace, BestEffort)>,
 }
 
 impl Scene {
     fn open(args: &SimArgs) -> Result<Self, CtlError> {
         let setup = setup(args)?;
-        let load = positive("load", args.load, 100.0)?;
-        let high = args.hp.as_ref().map(|name| trace("hp", name)).transpose()?;
+        positive("load", args.load, programs::LOAD_MAX)?;
+        let services = args.hp.iter().map(|one| Served::open(one, args));
+        let services = services.collect::<Result<_, CtlError>>()?;
         let low = args.be.iter().map(|one| Ok((trace("be", &one.trace)?, one.clone())));
         let low = low.collect::<Result<_, CtlError>>()?;
-        let arrivals = match &args.arrivals {
-            Some(path) => Arrivals::open(path).map_err(|e| CtlError::Failed(format!("--{e}")))?,
-            None => Arrivals::Poisson { load },
-        };
-        Ok(Scene { setup, high, low, arrivals })
+        Ok(Scene { setup, services, low })
     }
 
-    /// What one in a hundred requests of the inference takes if it has the GPU alone.
-    fn alone_p99_ms(&self) -> f64 {
-        let none = Arrivals::At(Vec::new());
-        let report = simulate_several(&self.setup, self.high.as_ref(), &[], &none, None);
-        report.high_priority.solo_p99_ms
+    /// What one in a hundred requests of each service takes if it has the GPU alone.
+    fn alone_p99_ms(&self) -> Vec<f64> {
+        let arrivals = Arrivals::At(Vec::new());
+        let services = self.services.iter();
+        let services: Vec<Service<'_>> =
+            services.map(|one| Service { arrivals: &arrivals, ..one.service(None) }).collect();
+        let report = simulate_several(&self.setup, &services, &[], None);
+        report.each_service().iter().map(|service| service.solo_p99_ms).collect()
     }
 
-    fn simulate(&self, slo: Option<Objective>, policy: Option<Box<dyn Policy + Send>>) -> Report {
+    /// `slos`: objectives of all services in place of their own, or none.
+    fn simulate(&self, slos: &[Objective], policy: Option<Box<dyn Policy + Send>>) -> Report {
+        let services = self.services.iter().enumerate();
+        let services: Vec<Service<'_>> =
+            services.map(|(at, one)| one.service(slos.get(at).copied())).collect();
         let low = self.low.iter();
         let tenants: Vec<Tenant<'_>> = low
             .map(|(trace, one)| Tenant {
@@ -223,8 +197,7 @@ impl Scene {
                 min_share_permille: one.min_share_permille,
             })
             .collect();
-        let setup = Setup { slo, ..self.setup };
-        simulate_several(&setup, self.high.as_ref(), &tenants, &self.arrivals, policy)
+        simulate_several(&self.setup, &services, &tenants, policy)
     }
 }
 
@@ -248,13 +221,10 @@ fn setup(args: &SimArgs) -> Result<Setup, CtlError> {
             TransformableArg::Open => Transformable::Open,
             TransformableArg::All => Transformable::All,
         },
-        slo: None,
-        tpot_ns: args.tpot.map(|tpot_ms| (tpot_ms * 1e6) as u64),
         seconds,
         overrun_seconds: seconds,
         warm_up_seconds: args.warm_up_seconds.map(warm_up).transpose()?,
         seed: args.seed,
-        graph: !args.eager,
         model,
     })
 }
@@ -272,10 +242,30 @@ fn mode(args: &SimArgs) -> &'static str {
     }
 }
 
-pub fn run(args: &SimArgs) -> Result<(), CtlError> {
-    if args.percentile.is_some() && args.slo.is_none() && args.frontier.is_empty() {
+/// Refuse services that do not fit each other or the other options.
+fn check_services(args: &SimArgs) -> Result<(), CtlError> {
+    let given = args.hp.len();
+    if given > SERVICES_MAX {
+        return Err(CtlError::Usage(format!(
+            "--hp is given {given} times: expected at most {SERVICES_MAX} services"
+        )));
+    }
+    let has_slo = args.slo.is_some() || args.hp.iter().any(|one| one.slo_ms.is_some());
+    if args.percentile.is_some() && !has_slo && args.frontier.is_empty() {
         return Err(CtlError::Usage("--percentile needs --slo or --frontier".into()));
     }
+    let own = args.hp.iter().find(|one| one.slo_ms.is_some() || one.tpot_ms.is_some());
+    if let Some(own) = own.filter(|_| !args.frontier.is_empty()) {
+        return Err(CtlError::Usage(format!(
+            "--frontier sets the objectives of all services, and --hp {} has its own: leave out its slo and tpot",
+            own.trace
+        )));
+    }
+    Ok(())
+}
+
+pub fn run(args: &SimArgs) -> Result<(), CtlError> {
+    check_services(args)?;
     if args.policies.len() > 1 && (args.frontier.is_empty() || args.policy_config.is_some()) {
         let why = "several --policy need --frontier, and go without --policy-config";
         return Err(CtlError::Usage(why.into()));
@@ -287,10 +277,9 @@ pub fn run(args: &SimArgs) -> Result<(), CtlError> {
         return frontier::run(args, &scene, &policies);
     }
     let Some(policies) = policies.first() else { return Ok(()) };
-    let slo = args.slo.map(|slo_ms| objective(args, slo_ms)).transpose()?;
     let policy = policies.load()?;
     let started = Instant::now();
-    let report = scene.simulate(slo, policy);
+    let report = scene.simulate(&[], policy);
     let took_s = started.elapsed().as_secs_f64();
     if let Some(file) = &args.svg {
         let figure = plot::figure(&policies.name, mode(args), &report);
@@ -313,17 +302,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_has_a_weight_after_its_last_comma() {
-        let parts = |text| program(text).map(|program| (program.trace, program.weight));
-        assert_eq!(parts("gpt"), Ok(("gpt".into(), 1)));
-        assert_eq!(parts("a,weight=2.csv,weight=3"), Ok(("a,weight=2.csv".into(), 3)));
-        let both = program("a,min_share=12.5%,weight=3").unwrap();
-        assert_eq!((&*both.trace, both.weight, both.min_share_permille), ("a", 3, 125));
-        assert!(program("a,min_share=12").is_err_and(|why| why.contains("such as 20%")));
-        for wrong in ["gpt,weight=0", "gpt,weight=1001", "gpt,weight=x", "gpt,weight="] {
-            assert!(parts(wrong).is_err_and(|why| why.contains("from 1 to 1000")), "{wrong}");
+    fn a_multiple_is_a_number_from_1_to_1000() {
+        for wrong in ["0.9", "NaN", "1001", "", "x"] {
+            assert!(multiple(wrong).is_err_and(|why| why.contains("1 to 1000")), "{wrong}");
         }
-        assert!(multiple("0.9").is_err() && multiple("NaN").is_err());
         assert_eq!(multiple("1.25"), Ok(1.25));
     }
 }

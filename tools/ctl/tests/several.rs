@@ -50,6 +50,88 @@ fn several_programs_share_by_weight_and_the_report_says_how() {
     assert!(texts(&file).contains(&share), "{:?}", texts(&file));
 }
 
+const SERVICES: [&str; 10] = [
+    "--hp",
+    "bert_base_infer_b1_s128,slo=8ms,load=0.2",
+    "--hp",
+    "llama7b_decode_b1,tpot=20ms",
+    "--hp",
+    "resnet50_infer_b1,eager,load=0.1",
+    "--be",
+    "gpt2_12l_train_b8_s1024",
+    "--load",
+    "0.3",
+];
+
+#[test]
+fn several_services_are_each_reported_and_drawn() {
+    let policy = ["--sharing", "mps", "--policy", "native:slo-herald"];
+    let args = [&SERVICES[..], &policy].concat();
+    let report = json(&args);
+    assert!(report.get("high_priority").is_none(), "{report:#}");
+    let services = report["services"].as_array().unwrap();
+    let names: Vec<&str> = services.iter().map(|s| s["trace"].as_str().unwrap()).collect();
+    assert_eq!(names, ["bert_base_infer_b1_s128", "llama7b_decode_b1", "resnet50_infer_b1"]);
+    assert_eq!((&services[0]["slo_ms"], services[0].get("tpot_ms")), (&8.0.into(), None));
+    assert_eq!((services[1].get("slo_ms"), &services[1]["tpot_ms"]), (None, &20.0.into()));
+    assert!(services[2].get("within").is_none(), "it has no objective: {report:#}");
+    for service in services {
+        assert_eq!(service["arrived"], service["served"], "{report:#}");
+    }
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("services.svg");
+    let output = sim(&[&args[..], &["--svg", file.to_str().unwrap()]].concat());
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(printed.matches("high priority  ").count(), 3, "{printed}");
+    assert_eq!(printed.matches("  objective    ").count(), 2, "{printed}");
+    let drawn = texts(&file);
+    for service in services {
+        for key in ["solo_p99_ms", "service_p99_ms", "solo_queued_p99_ms", "queued_p99_ms"] {
+            let shown = format!("{:.3}", service[key].as_f64().unwrap());
+            assert!(drawn.contains(&shown), "{key} {shown}: {drawn:?}");
+        }
+    }
+}
+
+#[test]
+fn options_for_all_services_are_of_those_without_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (all, own) = (file("all", "0.1\n"), file("own", "0.1\n0.2\n"));
+    let with_own = format!("resnet50_infer_b1,tpot=9ms,arrivals={own}");
+    let one = ["--hp", "resnet50_infer_b1", "--hp", &with_own, "--be", "resnet50_train_b128"];
+    let report = json(&[&one[..], &["--slo", "20ms", "--arrivals", &all]].concat());
+    let [plain, own] = [0, 1].map(|at| &report["services"][at]);
+    assert_eq!((&plain["slo_ms"], &plain["arrived"]), (&20.0.into(), &1.into()));
+    assert_eq!((&own["tpot_ms"], &own["arrived"]), (&9.0.into(), &2.into()));
+    assert!(own.get("slo_ms").is_none(), "{own:#}");
+
+    // A service's load comes before the file for all; one that is eager takes longer for a request.
+    let one = [
+        "--hp",
+        "resnet50_infer_b1,load=0.9",
+        "--hp",
+        "resnet50_infer_b1,eager",
+        "--be",
+        "resnet50_train_b128",
+    ];
+    let report = json(&[&one[..], &["--arrivals", &all]].concat());
+    let [loaded, eager] = [0, 1].map(|at| &report["services"][at]);
+    assert!(loaded["arrived"].as_u64() > Some(50) && eager["arrived"] == 1, "{report:#}");
+    assert!(eager["solo_ms"].as_f64() > loaded["solo_ms"].as_f64(), "{report:#}");
+
+    // One service's own options are the same as those for all.
+    let be = ["--be", "resnet50_train_b128"];
+    let of_all = ["--hp", "resnet50_infer_b1", "--slo", "5ms", "--load", "0.3", "--eager"];
+    let of_one = ["--hp", "resnet50_infer_b1,slo=5ms,load=0.3,eager"];
+    assert_eq!(json(&[&of_all[..], &be].concat()), json(&[&of_one[..], &be].concat()));
+}
+
 const FRONTIER: [&str; 8] = [
     "--hp",
     "bert_base_infer_b1_s128",
@@ -101,6 +183,38 @@ fn a_frontier_has_each_policy_under_each_objective() {
 }
 
 #[test]
+fn a_frontier_of_several_services_says_which_share_the_worst_one_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("frontier.svg");
+    let args = [&FRONTIER[..], &["--hp", "resnet50_infer_b1,load=0.1"]].concat();
+    let report = json(&args);
+    assert!(report.get("solo_p99_ms").is_none(), "{report:#}");
+    let alone: Vec<f64> =
+        [0, 1].map(|at| report["services"][at]["solo_p99_ms"].as_f64().unwrap()).into();
+    assert!(alone[0] != alone[1], "{alone:?}");
+    for point in report["policies"][0]["points"].as_array().unwrap() {
+        let services = point["services"].as_array().unwrap();
+        let mut least = 1.0_f64;
+        for (service, alone) in services.iter().zip(&alone) {
+            let number = |key: &str| service[key].as_f64().unwrap();
+            let multiple = point["multiple"].as_f64().unwrap();
+            assert!((number("slo_ms") - alone * multiple).abs() < 1e-6, "{point:#}");
+            least = least.min(number("within"));
+        }
+        assert_eq!((services.len(), point["within"].as_f64()), (2, Some(least)), "{point:#}");
+        assert_eq!(point["kept"], least >= 0.99, "{point:#}");
+        assert!(point.get("slo_ms").is_none() && point.get("service_p99_ms").is_none());
+    }
+    let output = sim(&[&args[..], &["--svg", file.to_str().unwrap()]].concat());
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let both = format!("{:.3} / {:.3} ms", alone[0], alone[1]);
+    assert!(printed.contains(&both) && printed.contains("KEPT BY is of"), "{printed}");
+    let drawn = texts(&file).join(" ");
+    assert!(drawn.contains("bert_base_infer_b1_s128 and resnet50_infer_b1 beside"), "{drawn}");
+    assert!(drawn.contains("load 0.5 / load 0.1"), "{drawn}");
+}
+
+#[test]
 fn wrong_programs_and_frontiers_are_refused() {
     let be = ["--be", "resnet50_train_b128"];
     let both = [&FRONTIER[..], &["--policy", "none", "--policy", "built-in"]].concat();
@@ -109,6 +223,25 @@ fn wrong_programs_and_frontiers_are_refused() {
         (vec!["--be", "resnet50_train_b128,weight=1001"], "from 1 to 1000"),
         (vec!["--hp", "resnet50_infer_b1"], "--be"),
         ([&be[..], &["--slo", "5ms"]].concat(), "--hp"),
+        ([&be[..], &["--hp", "resnet50_infer_b1,slo=5"]].concat(), "slo=5: expected a time"),
+        ([&be[..], &["--hp", "resnet50_infer_b1,load=0"]].concat(), "load=0: expected more than 0"),
+        ([&be[..], &["--hp", "resnet50_infer_b1,slow=1"]].concat(), "built-in are"),
+        (
+            [&be[..], &["--hp", "resnet50_infer_b1,arrivals=/nowhere/a"]].concat(),
+            "--hp resnet50_infer_b1: arrivals /nowhere/a",
+        ),
+        (
+            [&be[..], &["--hp", "resnet50_infer_b1,tpot=8ms", "--eager"]].concat(),
+            "--hp resnet50_infer_b1: tpot is for services whose requests are CUDA graphs",
+        ),
+        (
+            [&be[..], &["--hp", "resnet50_infer_b1"].repeat(17)].concat(),
+            "--hp is given 17 times: expected at most 16",
+        ),
+        (
+            [&FRONTIER[..], &["--hp", "resnet50_infer_b1,slo=5ms"]].concat(),
+            "--hp resnet50_infer_b1 has its own: leave out its slo and tpot",
+        ),
         ([&be[..], &["--frontier", "2"]].concat(), "--hp"),
         ([&FRONTIER[..], &["--slo", "5ms"]].concat(), "cannot be used with"),
         ([&FRONTIER[..6], &["--frontier", "0.5"]].concat(), "multiples from 1 to 1000"),

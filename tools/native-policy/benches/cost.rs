@@ -13,7 +13,7 @@ use tally_engine::policy::{
     Class, ClientInfo, Context, Event, Form, Launch, Policy, forms_offered, launch_state,
 };
 use tally_engine::profile::{KernelKey, Transformation};
-use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
+use tally_simulator::{Arrivals, Service, Setup, SharingMode, Trace, simulate};
 use tally_wasm_host::{Compiler, Limits, PolicyHost};
 
 const SINGLE_CALLS: usize = 400_000;
@@ -148,8 +148,9 @@ fn simulated(criterion: &mut Criterion, host: &PolicyHost) {
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     let load = Arrivals::Poisson { load: 0.5 };
     for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
-        let setup = Setup { seconds: 2.0, graph: false, sharing, ..Setup::default() };
-        let run = |policy| simulate(&setup, &high, Some(&low), &load, Some(policy));
+        let setup = Setup { seconds: 2.0, sharing, ..Setup::default() };
+        let service = Service { graph: false, ..Service::new(&high, &load) };
+        let run = |policy| simulate(&setup, &service, Some(&low), Some(policy));
         let mut group = criterion.benchmark_group(format!("simulated launches, {sharing:?}"));
         group.sample_size(10).throughput(Throughput::Elements(run(native()).launches));
         group.bench_function("native", |b| b.iter(|| run(native())));

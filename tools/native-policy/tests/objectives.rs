@@ -1,7 +1,7 @@
 //! `slo-herald` in the simulator.
 
 use tally_engine::policy::Objective;
-use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
+use tally_simulator::{Arrivals, Service, Setup, SharingMode, Trace, simulate};
 
 fn setup(seconds: f64) -> Setup {
     Setup { sharing: SharingMode::Mps, seconds, overrun_seconds: 60.0, ..Setup::default() }
@@ -20,10 +20,10 @@ fn slo_herald_gives_more_to_best_effort_the_more_an_objective_leaves() {
     let (high, low) = pair();
     let share_of = |policy: &str, slo_ns: u64| {
         let slo = Some(Objective { slo_ns, percentile: 99.0 });
-        let setup = Setup { slo, ..setup(8.0) };
         let policy = tally_native_policy::by_name(policy, "").unwrap();
         let arrivals = Arrivals::Poisson { load: 0.4 };
-        let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
+        let service = Service { slo, ..Service::new(&high, &arrivals) };
+        let report = simulate(&setup(8.0), &service, Some(&low), Some(policy));
         (report.high_priority, report.best_effort.unwrap().share)
     };
     let (strict, priority_share) = share_of("tally-priority", 1_000_000);
@@ -38,10 +38,9 @@ fn slo_herald_gives_more_to_best_effort_the_more_an_objective_leaves() {
     }
     assert!(before > priority_share * 1.2, "{before}, {priority_share} with strict priority");
     // Without an objective it has nothing to give.
-    let setup = setup(2.0);
     let policy = tally_native_policy::by_name("slo-herald", "").unwrap();
     let arrivals = Arrivals::Poisson { load: 0.4 };
-    let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
+    let report = simulate(&setup(2.0), &Service::new(&high, &arrivals), Some(&low), Some(policy));
     assert!(report.high_priority.service_p99_ms < 1.2 * strict.service_p99_ms);
 }
 
@@ -53,10 +52,10 @@ fn slo_herald_shares_the_gpu_with_a_decoder_without_a_pause() {
     let share_of = |policy: &str, slo_ms: Option<f64>, tpot_ms: Option<f64>| {
         let slo = slo_ms.map(|ms| Objective { slo_ns: (ms * 1e6) as u64, percentile });
         let tpot_ns = tpot_ms.map(|ms| (ms * 1e6) as u64);
-        let setup = Setup { slo, tpot_ns, ..setup(7.0) };
         let policy = tally_native_policy::by_name(policy, "").unwrap();
         let arrivals = Arrivals::At(vec![0; 1_500]);
-        let report = simulate(&setup, &high, Some(&low), &arrivals, Some(policy));
+        let service = Service { slo, tpot_ns, ..Service::new(&high, &arrivals) };
+        let report = simulate(&setup(7.0), &service, Some(&low), Some(policy));
         (report.high_priority.within, report.best_effort.unwrap().share)
     };
     let (_, strict) = share_of("tally-priority", None, None);
@@ -85,10 +84,11 @@ fn slo_herald_keeps_the_objective_of_a_service_whose_load_doubles() {
         let arrivals: Vec<u64> =
             arrivals.iter().copied().filter(|ns| *ns < (seconds * 1e9) as u64).collect();
         let slo = Some(Objective { slo_ns, percentile: 99.0 });
-        let setup = Setup { slo, ..setup(seconds) };
         let policy = tally_native_policy::by_name("slo-herald", "").unwrap();
         let served = arrivals.len() as f64;
-        let report = simulate(&setup, &high, Some(&low), &Arrivals::At(arrivals), Some(policy));
+        let arrivals = Arrivals::At(arrivals);
+        let service = Service { slo, ..Service::new(&high, &arrivals) };
+        let report = simulate(&setup(seconds), &service, Some(&low), Some(policy));
         (served, served * report.high_priority.within.unwrap(), report.best_effort.unwrap().share)
     };
     let (before, after) = (kept(doubles_s), kept(seconds));

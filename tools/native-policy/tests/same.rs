@@ -305,7 +305,7 @@ fn what_init_asks_for_and_a_wrong_configuration_are_alike() {
 /// Whole simulations, byte for byte.
 #[test]
 fn a_simulation_comes_out_the_same() {
-    use tally_simulator::{Arrivals, Setup, SharingMode, Trace, Transformable, simulate};
+    use tally_simulator::{Arrivals, Service, Setup, SharingMode, Trace, Transformable, simulate};
     let open = |name| Trace::open(name).unwrap();
     let (high, low) = (open("resnet50_infer_b1"), open("gpt2_large_train_b4_s512"));
     for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
@@ -313,7 +313,8 @@ fn a_simulation_comes_out_the_same() {
             Setup { seconds: 0.5, sharing, transformable: Transformable::All, ..Setup::default() };
         let report = |policy: Box<dyn Policy + Send>| {
             let load = Arrivals::Poisson { load: 0.5 };
-            format!("{:?}", simulate(&setup, &high, Some(&low), &load, Some(policy)))
+            let service = Service::new(&high, &load);
+            format!("{:?}", simulate(&setup, &service, Some(&low), Some(policy)))
         };
         let native = report(tally_native_policy::by_name("tally-priority", "").unwrap());
         assert_eq!(native, report(Box::new(component("tally-priority", ""))), "{sharing:?}");

@@ -2,7 +2,7 @@
 //! know.
 
 use tally_simulator::{
-    Arrivals, Report, Setup, SharingMode, Tenant, Trace, simulate, simulate_several,
+    Arrivals, Report, Service, Setup, SharingMode, Tenant, Trace, simulate, simulate_several,
 };
 
 /// What a token takes alone, ms.
@@ -21,10 +21,10 @@ fn beside(
 ) -> Report {
     let (high, low) = (Trace::open(high).unwrap(), Trace::open(low).unwrap());
     let tpot_ns = Some((tpot_ms * 1e6) as u64);
-    let setup =
-        Setup { sharing, tpot_ns, seconds: 16.0, overrun_seconds: 60.0, ..Setup::default() };
+    let setup = Setup { sharing, seconds: 16.0, overrun_seconds: 60.0, ..Setup::default() };
+    let service = Service { tpot_ns, ..Service::new(&high, arrivals) };
     let policy_of = tally_native_policy::by_name(policy, config).unwrap();
-    let report = simulate(&setup, &high, Some(&low), arrivals, Some(policy_of));
+    let report = simulate(&setup, &service, Some(&low), Some(policy_of));
     let (late, share) = figures(&report);
     let p99_ms = report.high_priority.service_p99_ms;
     println!(
@@ -133,8 +133,7 @@ fn throughput_has_trainings_share_the_gpu_at_a_gain() {
         let tenants = traces.each_ref().map(tenant);
         let setup = Setup { sharing: SharingMode::Mps, seconds: 2.0, ..Setup::default() };
         let policy = tally_native_policy::by_name("throughput", "").unwrap();
-        let arrivals = Arrivals::Poisson { load: 0.3 };
-        let report = simulate_several(&setup, None, &tenants, &arrivals, Some(policy));
+        let report = simulate_several(&setup, &[], &tenants, Some(policy));
         let (sum, fairness) = (report.best_effort.unwrap().share, report.fairness.unwrap());
         println!("{pair:?}: sum of rates {sum:.2}, Jain's index {:.2}", fairness.jain);
         assert!(sum > 1.15, "{sum}");

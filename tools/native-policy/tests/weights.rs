@@ -1,7 +1,9 @@
 //! Several recorded trainings share the simulated GPU under the policies that know of weights.
 
 use tally_simulator::report::Fairness;
-use tally_simulator::{Arrivals, Report, Setup, SharingMode, Tenant, Trace, simulate_several};
+use tally_simulator::{
+    Arrivals, Report, Service, Setup, SharingMode, Tenant, Trace, simulate_several,
+};
 
 /// Trainings that the GPU limits, and not their own part: each can use all of the GPU's time.
 const PAIRS: [[&str; 2]; 2] = [
@@ -23,7 +25,10 @@ fn run(
         .collect();
     let setup = Setup { sharing, seconds: 2.0, ..Setup::default() };
     let policy = tally_native_policy::by_name(policy, config).unwrap();
-    simulate_several(&setup, high, &tenants, &Arrivals::Poisson { load: 0.3 }, Some(policy))
+    let load = Arrivals::Poisson { load: 0.3 };
+    let services: Vec<Service<'_>> =
+        high.map(|high| Service::new(high, &load)).into_iter().collect();
+    simulate_several(&setup, &services, &tenants, Some(policy))
 }
 
 fn pairs() -> impl Iterator<Item = [Trace; 2]> {
@@ -115,7 +120,7 @@ fn had_beside_a_busy_inference(policy: &str, sharing: SharingMode, min_share_per
     let tenants = [Tenant { trace: &low, weight: 1, min_share_permille }];
     let policy = tally_native_policy::by_name(policy, "").unwrap();
     let load = Arrivals::Poisson { load: 0.97 };
-    let report = simulate_several(&setup, Some(&high), &tenants, &load, Some(policy));
+    let report = simulate_several(&setup, &[Service::new(&high, &load)], &tenants, Some(policy));
     report.floors.first().map_or_else(|| sum(&report), |floor| floor.had)
 }
 

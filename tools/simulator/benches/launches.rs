@@ -2,7 +2,7 @@
 
 use criterion::{Criterion, Throughput};
 use tally_engine::BuiltInRule;
-use tally_simulator::{Arrivals, Setup, SharingMode, Trace, simulate};
+use tally_simulator::{Arrivals, Service, Setup, SharingMode, Trace, simulate};
 
 fn main() {
     let open = |name| Trace::open(name).expect("a built-in trace");
@@ -10,10 +10,11 @@ fn main() {
     let load = Arrivals::Poisson { load: 0.5 };
     let mut criterion = Criterion::default().configure_from_args();
     for sharing in [SharingMode::Timeslice, SharingMode::Mps] {
-        let setup = Setup { seconds: 2.0, graph: false, sharing, ..Setup::default() };
+        let setup = Setup { seconds: 2.0, sharing, ..Setup::default() };
+        let service = Service { graph: false, ..Service::new(&high, &load) };
         let run = || {
             let policy = Box::new(BuiltInRule { idle_ns: 100_000 });
-            simulate(&setup, &high, Some(&low), &load, Some(policy))
+            simulate(&setup, &service, Some(&low), Some(policy))
         };
         let mut group = criterion.benchmark_group("launches");
         group.sample_size(10).throughput(Throughput::Elements(run().launches));

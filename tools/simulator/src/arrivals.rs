@@ -7,7 +7,7 @@ pub const ARRIVALS_MAX: usize = 10_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrivals {
-    /// At random, at such a rate that the inference alone would serve this share of
+    /// At random, at such a rate that the service alone would serve this share of
     /// the time.
     Poisson {
         /// Share of the time, more than 0.
@@ -109,7 +109,7 @@ impl Random {
         -(1.0 - self.unit()).ln()
     }
 
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,12 +1,12 @@
 //! Who runs when.
 //!
-//! A lane is a process with one stream: [`HIGH`], and one for each best-effort program from
-//! [`LOW`] on. Its kernels run in order, one at a time. Between two events every kernel runs at a
-//! steady rate:
+//! A lane is a process with one stream: first those of high priority, then those of best effort. Its kernels run in
+//! order, one at a time. Between two events every kernel runs at a steady rate:
 //!
 //! - `timeslice`: the process that has the GPU runs, the others stand. With several at
 //!   work the GPU changes to the next at the end of a slice; a process without launched work is left
-//!   at once. A change costs time ([`Model`]) and is not broken off.
+//!   at once, one of high priority after lingering. High-priority processes take turns with each other as with any
+//!   other process. A change costs time ([`Model`]) and is not broken off.
 //! - `mps`: the kernel that started first has the room that its blocks take, each later one
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
 //!   blocks has begun, when a kernel ends, and when a kernel yields. Kernels that move data slow one another.
@@ -16,11 +16,6 @@
 use crate::gpu::{CONTENTION_PERMILLE, RESUME_NS, ROOM, SharingMode, Work};
 use crate::model::Model;
 use std::collections::VecDeque;
-
-/// Lane of the high-priority process.
-pub const HIGH: usize = 0;
-/// Lane of the first best-effort process.
-pub const LOW: usize = 1;
 
 /// What the device reports as time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +108,8 @@ pub struct Device {
     sharing: SharingMode,
     model: Model,
     slices_ns: [u64; 2],
+    /// High-priority lanes; the others are of best effort.
+    highs: usize,
     lanes: Vec<Lane>,
     /// Lanes by the age of what they run; kept only to be filled again.
     order: Vec<usize>,
@@ -133,11 +130,19 @@ pub struct Device {
 
 impl Device {
     /// A device without work, in the context of nobody. `slices_ns`: time slices of high priority and of best effort.
-    pub fn new(sharing: SharingMode, model: Model, slices_ns: [u64; 2], lanes: usize) -> Self {
+    /// Of the lanes so many are high-priority: the first `highs`.
+    pub fn new(
+        sharing: SharingMode,
+        model: Model,
+        slices_ns: [u64; 2],
+        highs: usize,
+        lanes: usize,
+    ) -> Self {
         Device {
             sharing,
             model,
             slices_ns,
+            highs,
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
             order: (0..lanes).collect(),
             now_ns: 0,
@@ -293,7 +298,7 @@ impl Device {
                 Some((o, Some(to))) if !works(o) => {
                     let until_ns = self.lanes[o].ended_ns + self.model.linger_ns;
                     self.slice_ends_ns = None;
-                    if o == HIGH && now_ns < until_ns {
+                    if o < self.highs && now_ns < until_ns {
                         self.linger_ends_ns = Some(until_ns);
                     } else {
                         self.leave(to, self.model.change_idle_ns);
@@ -301,7 +306,8 @@ impl Device {
                 }
                 Some((o, Some(to))) => {
                     // With nobody waiting a slice is not followed by another.
-                    let ends_ns = self.owner_since_ns + self.slices_ns[o.min(LOW)];
+                    let ends_ns =
+                        self.owner_since_ns + self.slices_ns[usize::from(o >= self.highs)];
                     if *self.slice_ends_ns.get_or_insert(ends_ns) <= now_ns {
                         self.leave(to, self.model.change_busy_ns);
                         self.stops_ns = Some(now_ns + self.model.stop_ns);
@@ -358,12 +364,12 @@ impl Device {
 mod tests {
     use super::*;
 
+    const HIGH: usize = 0;
+    const LOW: usize = 1;
     const ALONE_NS: u64 = 10_000;
 
-    /// How long a kernel of the inference takes beside one of the training that has so much room.
-    fn beside_ns(room: u64, moves_data: [bool; 2]) -> u64 {
-        let mut device = Device::new(SharingMode::Mps, Model::default(), [0; 2], 2);
-        let work = |launch, ready_ns, total_ns, room, moves_data| Work {
+    fn work(launch: u64, ready_ns: u64, total_ns: u64, room: u64, moves_data: bool) -> Work {
+        Work {
             launch,
             last: true,
             ready_ns,
@@ -375,7 +381,12 @@ mod tests {
             exit_ns: 0,
             more_launches: 0,
             moves_data,
-        };
+        }
+    }
+
+    /// How long a kernel of the inference takes beside one of the training that has so much room.
+    fn beside_ns(room: u64, moves_data: [bool; 2]) -> u64 {
+        let mut device = Device::new(SharingMode::Mps, Model::default(), [0; 2], 1, 2);
         device.push(LOW, work(1, 0, 1_000_000, room, moves_data[LOW]));
         device.push(HIGH, work(2, 5_000, ALONE_NS, ROOM - room, moves_data[HIGH]));
         let mut out = Vec::new();
@@ -397,5 +408,38 @@ mod tests {
         near(beside_ns(ROOM / 4, [true, true]), 1_175);
         near(beside_ns(ROOM / 2, [true, false]), 1_250);
         near(beside_ns(ROOM / 2, [false, true]), 1_000);
+    }
+    /// When the kernels of each lane end, which all become ready at these times and take so long.
+    fn ends_ns(highs: usize, lanes: &[(u64, u64)]) -> Vec<u64> {
+        let model = Model { linger_ns: 100_000, ..Model::default() };
+        let slices_ns = [2_000_000, 10_000];
+        let mut device = Device::new(SharingMode::Timeslice, model, slices_ns, highs, lanes.len());
+        for (lane, &(ready_ns, total_ns)) in lanes.iter().enumerate() {
+            device.push(lane, work(0, ready_ns, total_ns, ROOM, false));
+        }
+        let (mut ends_ns, mut out) = (vec![0; lanes.len()], Vec::new());
+        while let Some(ns) = device.next_ns() {
+            device.advance(ns, &mut out);
+            for happened in out.drain(..) {
+                if let Happened::Done { lane, .. } = happened {
+                    ends_ns[lane] = ns;
+                }
+            }
+        }
+        ends_ns
+    }
+
+    #[test]
+    fn high_priority_processes_take_turns_in_slices_and_linger_after_each_other() {
+        let Model { change_idle_ns, change_busy_ns, stop_ns, .. } = Model::default();
+        // The first has two slices, with the second's work, which is shorter than a slice, in between.
+        let ends_ns = ends_ns(2, &[(0, 3_000_000), (1, 500_000)]);
+        let second_ns = 2_000_000 + change_busy_ns + 500_000;
+        let first_ns = second_ns + 100_000 + change_idle_ns + 1_000_000 - stop_ns;
+        assert_eq!(ends_ns, [first_ns, second_ns]);
+        // Best effort does not linger and has shorter slices.
+        let one_high = self::ends_ns(1, &[(0, 3_000_000), (1, 5_000)]);
+        let low_ns = 2_000_000 + change_busy_ns + 5_000;
+        assert_eq!(one_high, [low_ns + change_idle_ns + 1_000_000 - stop_ns, low_ns]);
     }
 }

@@ -19,8 +19,12 @@ pub struct Report {
     pub transformable: Transformable,
     /// No engine: the GPU as its driver shares it.
     pub unscheduled: bool,
+    /// The service; left out if there is none, or several.
     #[serde(skip_serializing_if = "High::is_nobody")]
     pub high_priority: High,
+    /// The services, if there are several. [`Report::each_service`] has also one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<High>,
     /// The best-effort programs, all together.
     pub best_effort: Option<BestEffort>,
     /// Each of them, if there are several.
@@ -39,6 +43,17 @@ pub struct Report {
     pub context_changes: u64,
 }
 
+impl Report {
+    /// The services in their order, however many there are.
+    pub fn each_service(&self) -> &[High] {
+        match self.high_priority.is_nobody() {
+            true => &self.services,
+            false => std::slice::from_ref(&self.high_priority),
+        }
+    }
+}
+
+/// What became of a service's requests.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct High {
     pub trace: String,
@@ -50,10 +65,10 @@ pub struct High {
     pub solo_ms: f64,
     /// One in a hundred takes so long alone, as far as that was measured.
     pub solo_p99_ms: f64,
-    /// What the inference needs of a request, ms.
+    /// Its objective for requests, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_ms: Option<f64>,
-    /// What it needs of a token, which is a request, ms.
+    /// Its objective for tokens, each of which is a request, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
     /// Share of the requests that arrived whose service kept it.
@@ -67,13 +82,13 @@ pub struct High {
     /// From a request's arrival to its end.
     pub queued_p50_ms: f64,
     pub queued_p99_ms: f64,
-    /// 99th percentile from arrival to end if the inference has the GPU alone.
+    /// 99th percentile from arrival to end if the service has the GPU alone.
     pub solo_queued_p99_ms: f64,
     pub queued_p99_over_solo: f64,
 }
 
 impl High {
-    /// There was no inference.
+    /// There was no service, or there were several.
     pub fn is_nobody(&self) -> bool {
         self.trace.is_empty()
     }

@@ -5,25 +5,28 @@ mod decided;
 mod floors;
 mod introduce;
 mod outcome;
+mod service;
 mod solo;
 
-use crate::arrivals::{Arrivals, Random};
+pub use service::Service;
+
 use crate::completions::{Completions, Report as Completed};
-use crate::device::{Device, HIGH, Happened, LOW};
+use crate::device::{Device, Happened};
 use crate::gpu::{
-    RESERVE_SMS, SEEN_NS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, Transformable,
-    work,
+    RESERVE_SMS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, Transformable, work,
 };
 use crate::host::Host;
 use crate::model::Model;
 use crate::report::{Floor, Report};
 use crate::trace::{LAUNCH_LATENCY_NS, Trace};
 use outcome::Window;
+use service::{Serving, seed_of};
 use solo::Solo;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use tally_contract::limits::RESERVES_MAX;
-use tally_engine::policy::{self, Decision, Form, Objective, Policy, UnitProfile, forms_offered};
-use tally_engine::{Action, EndedUnits, Engine, EngineConfig, OpenUnit, Submission};
+use tally_engine::policy::{self, Decision, Form, Policy, forms_offered};
+use tally_engine::{Action, Engine, EngineConfig, OpenUnit, Submission};
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
@@ -39,14 +42,10 @@ const UNSUBMITTED: u64 = u64::MAX;
 /// What is simulated, besides the programs and the policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// How the two programs share the GPU.
+    /// How the programs share the GPU.
     pub sharing: SharingMode,
     /// Which best-effort kernels can be transformed.
     pub transformable: Transformable,
-    /// What the inference needs of each request.
-    pub slo: Option<Objective>,
-    /// Longest time of a request that is one CUDA graph, as the objective of a token, ns.
-    pub tpot_ns: Option<u64>,
     /// Length of the window in which requests arrive, s.
     pub seconds: f64,
     /// At most so much longer until all are served.
@@ -54,10 +53,8 @@ pub struct Setup {
     /// The training runs so long before the window, for the policy to learn from; `None`:
     /// five iterations.
     pub warm_up_seconds: Option<f64>,
-    /// Seed of the random arrivals.
+    /// Seed of the random arrivals. Each service has random numbers of its own.
     pub seed: u64,
-    /// A request is one CUDA graph; otherwise it launches as recorded.
-    pub graph: bool,
     /// Figures of the machine and the core.
     pub model: Model,
 }
@@ -67,13 +64,10 @@ impl Default for Setup {
         Setup {
             sharing: SharingMode::Timeslice,
             transformable: Transformable::Open,
-            slo: None,
-            tpot_ns: None,
             seconds: 5.0,
             overrun_seconds: 5.0,
             warm_up_seconds: None,
             seed: 1,
-            graph: true,
             model: Model::default(),
         }
     }
@@ -133,8 +127,7 @@ struct Program<'a> {
     trace: &'a Trace,
     weight: u32,
     min_share_permille: u32,
-    /// Absent: there is no such program.
-    host: Option<Host>,
+    host: Host,
     known: Vec<Known>,
     /// What the core hears of its launches, if it is best effort.
     completions: Completions,
@@ -153,59 +146,39 @@ struct Sim<'a> {
     setup: Setup,
     device: Device,
     engine: Option<Engine>,
-    /// High priority, then the best-effort ones.
+    /// The services, then the best-effort programs.
     programs: Vec<Program<'a>>,
+    services: Vec<Serving<'a>>,
     actions: Vec<Action>,
     happened: Vec<Happened>,
     kernels: u64,
     now_ns: u64,
-    // Requests.
-    arrivals: &'a [u64],
-    begun: usize,
-    /// Start of the one in service.
-    serving_since: Option<u64>,
-    /// The same, until the engine is told of it.
-    unit_since_ns: Option<u64>,
-    /// Of the service's units, once `units` of them were profiled.
-    profile: UnitProfile,
-    free_ns: u64,
-    service_ns: Vec<u64>,
-    queued_ns: Vec<u64>,
-    spread: f64,
-    random: Random,
     /// In the window of arrivals.
     floors: Vec<Floor>,
 }
 
-/// Run the inference beside the training, if there is one. Without a policy nothing is
+/// Run the service beside the training, if there is one. Without a policy nothing is
 /// scheduled: the GPU is shared as its driver does.
 pub fn simulate(
     setup: &Setup,
-    high: &Trace,
+    service: &Service<'_>,
     low: Option<&Trace>,
-    arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
     let tenant = |trace| Tenant { trace, weight: 1, min_share_permille: 0 };
     let tenants: Vec<Tenant> = low.map(tenant).into_iter().collect();
-    simulate_several(setup, Some(high), &tenants, arrivals, policy)
+    simulate_several(setup, std::slice::from_ref(service), &tenants, policy)
 }
 
-/// The same with any number of best-effort programs, and an inference if there is one. Of no program at all there is
-/// nothing to report.
+/// The same with any number of services and of best-effort programs. Of no program at all there is nothing to report.
 pub fn simulate_several(
     setup: &Setup,
-    high: Option<&Trace>,
+    services: &[Service<'_>],
     low: &[Tenant<'_>],
-    arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
-    let nothing = Trace::default();
-    let high_trace = high.unwrap_or(&nothing);
-    let high_trace = if setup.graph { high_trace.as_graph() } else { high_trace.clone() };
-    let plain = high_trace.timed_in(SharingMode::Timeslice);
-    let solo = high.map(|_| Solo::new(&plain, &high_trace, setup)).unwrap_or_default();
-    let here = high_trace.timed_in(setup.sharing);
+    let highs: Vec<Trace> = services.iter().map(Service::as_launched).collect();
+    let here: Vec<Trace> = highs.iter().map(|high| high.timed_in(setup.sharing)).collect();
     let lows: Vec<Trace> = low.iter().map(|low| low.trace.timed_in(setup.sharing)).collect();
     let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
     let longest_ns = lows.iter().map(|low| low.period_ns).max();
@@ -213,16 +186,18 @@ pub fn simulate_several(
         longest_ns.map_or(0, |longest| setup.warm_up_seconds.map_or(WARM_ITERATIONS * longest, ns));
     let window_ns = ns(setup.seconds);
     let end_ns = warm_ns + window_ns + ns(setup.overrun_seconds);
-    let mut times = match high {
-        Some(_) => arrivals.times(solo.ns, window_ns, setup.seed),
-        None => Vec::new(),
-    };
-    times.iter_mut().for_each(|at| *at += warm_ns);
+    let mut serving = Vec::with_capacity(services.len());
+    for (at, service) in services.iter().enumerate() {
+        let solo = Solo::new(&highs[at], service, setup);
+        let seed = seed_of(setup, at);
+        let mut times = service.arrivals.times(solo.ns, window_ns, seed);
+        times.iter_mut().for_each(|at_ns| *at_ns += warm_ns);
+        serving.push(Serving::new(service, &here[at], solo, times, seed));
+    }
     let unscheduled = policy.is_none();
     let traces: Vec<Tenant> =
         lows.iter().zip(low).map(|(trace, low)| Tenant { trace, ..*low }).collect();
-    let mut sim = Sim::new(*setup, &here, high.is_some(), &traces, &times, policy);
-    sim.spread = solo.spread;
+    let mut sim = Sim::new(*setup, serving, &traces, policy);
     sim.run_until(warm_ns, false);
     let (before, had) = (sim.progress(), sim.had());
     sim.run_until(warm_ns + window_ns, false);
@@ -231,27 +206,27 @@ pub fn simulate_several(
     let plain_ns = low.iter().map(|low| low.trace.timed_in(SharingMode::Timeslice).period_ns);
     let window = Window::new(window_ns, &before, &sim.progress(), plain_ns);
     sim.run_until(end_ns, true);
-    sim.report(solo, end_ns, &window, unscheduled)
+    sim.report(end_ns, &window, unscheduled)
 }
 
 impl<'a> Sim<'a> {
     fn new(
         setup: Setup,
-        high: &'a Trace,
-        is_there: bool,
+        services: Vec<Serving<'a>>,
         low: &[Tenant<'a>],
-        arrivals: &'a [u64],
         policy: Option<Box<dyn Policy + Send>>,
     ) -> Self {
         let governed = policy.is_some();
         let slices = if governed { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
-        let linger_ns = if governed { setup.model.linger_ns } else { 0 };
+        // Services do not linger while there is no best effort.
+        let lingers = governed && !low.is_empty();
+        let linger_ns = if lingers { setup.model.linger_ns } else { 0 };
         let model = Model { linger_ns, ..setup.model };
-        let program = |tenant: Tenant<'a>, host| Program {
+        let program = |tenant: &Tenant<'a>, repeats| Program {
             trace: tenant.trace,
             weight: tenant.weight,
             min_share_permille: tenant.min_share_permille,
-            host,
+            host: Host::new(tenant.trace, repeats),
             known: Vec::new(),
             completions: Completions::default(),
             measured: false,
@@ -260,15 +235,17 @@ impl<'a> Sim<'a> {
             width_sms: 0,
             limited: BTreeSet::new(),
         };
-        let inference = is_there.then(|| Host::new(high, false));
-        let first = Tenant { trace: high, weight: 1, min_share_permille: 0 };
-        let mut programs = vec![program(first, inference)];
-        for low in low {
-            programs.push(program(*low, Some(Host::new(low.trace, true))));
-        }
+        let high = |serving: &Serving<'a>| Tenant {
+            trace: serving.trace,
+            weight: 1,
+            min_share_permille: 0,
+        };
+        let highs = services.iter().map(|serving| program(&high(serving), false));
+        let programs: Vec<Program<'a>> =
+            highs.chain(low.iter().map(|low| program(low, true))).collect();
         let mut sim = Sim {
             setup,
-            device: Device::new(setup.sharing, model, slices, programs.len()),
+            device: Device::new(setup.sharing, model, slices, services.len(), programs.len()),
             engine: policy.map(|policy| {
                 let sharing = match setup.sharing {
                     SharingMode::Timeslice => policy::SharingMode::TimeSliced,
@@ -283,27 +260,16 @@ impl<'a> Sim<'a> {
                 Engine::new(config, policy)
             }),
             programs,
-            spread: 0.0,
-            random: Random::new(!setup.seed),
+            services,
             actions: Vec::new(),
             happened: Vec::new(),
             kernels: 0,
             now_ns: 0,
-            arrivals,
-            begun: 0,
-            serving_since: None,
-            unit_since_ns: None,
-            profile: UnitProfile::default(),
-            free_ns: 0,
-            service_ns: Vec::new(),
-            queued_ns: Vec::new(),
             floors: Vec::new(),
         };
-        for lane in LOW..sim.programs.len() {
-            let stretch = sim.stretch(lane);
-            if let Some(host) = &mut sim.programs[lane].host {
-                host.stretch = stretch;
-            }
+        let stretch = sim.stretch();
+        for lane in sim.lows() {
+            sim.programs[lane].host.stretch = stretch;
         }
         sim.introduce();
         sim
@@ -312,7 +278,7 @@ impl<'a> Sim<'a> {
     /// Go on until this time, or until every request is served if that is enough.
     fn run_until(&mut self, end_ns: u64, served_is_enough: bool) {
         loop {
-            if served_is_enough && self.service_ns.len() == self.arrivals.len() {
+            if served_is_enough && self.services.iter().all(Serving::is_done) {
                 return;
             }
             match self.next_ns(self.now_ns) {
@@ -322,27 +288,30 @@ impl<'a> Sim<'a> {
         }
     }
 
-    /// How much slower a best-effort program's own part is beside another program.
-    fn stretch(&self, lane: usize) -> f64 {
-        let is_beside = self.programs.iter().filter(|p| p.host.is_some()).count() > 1;
-        let slower = lane >= LOW && is_beside;
-        1.0 + if slower { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
+    /// Lanes of the best-effort programs.
+    fn lows(&self) -> Range<usize> {
+        self.services.len()..self.programs.len()
     }
 
-    /// When the next request's service begins.
-    fn begins_ns(&self) -> Option<u64> {
-        let arrival = self.arrivals.get(self.begun).filter(|_| self.serving_since.is_none())?;
-        Some(self.free_ns.max(*arrival))
+    fn is_high(&self, lane: usize) -> bool {
+        lane < self.services.len()
+    }
+
+    /// How much slower a best-effort program's own part is beside another program.
+    fn stretch(&self) -> f64 {
+        let is_beside = self.programs.len() > 1;
+        1.0 + if is_beside { self.setup.model.hosts_permille as f64 / 1e3 } else { 0.0 }
     }
 
     fn next_ns(&self, now_ns: u64) -> Option<u64> {
-        let launches = self.programs.iter().filter_map(|p| p.host.as_ref()?.launch_ns);
+        let launches = self.programs.iter().filter_map(|p| p.host.launch_ns);
         let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
         // A deadline that a tick did not move is looked at again a little later.
         let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
         let reports = self.programs.iter().filter_map(|p| p.completions.next_ns());
-        let others = [self.device.next_ns(), self.begins_ns(), engine].into_iter().flatten();
-        others.chain(launches).chain(reports).min()
+        let requests = self.services.iter().filter_map(Serving::begins_ns);
+        let others = [self.device.next_ns(), engine].into_iter().flatten();
+        others.chain(requests).chain(launches).chain(reports).min()
     }
 
     fn step(&mut self, now_ns: u64) {
@@ -365,7 +334,7 @@ impl<'a> Sim<'a> {
             }
         }
         self.happened = happened;
-        for lane in LOW..self.programs.len() {
+        for lane in self.lows() {
             while let Some(report) = self.programs[lane].completions.take(now_ns) {
                 let Completed { word, measured } = report;
                 if let Some(engine) = &mut self.engine {
@@ -380,28 +349,18 @@ impl<'a> Sim<'a> {
             engine.tick(now_ns, &mut self.actions);
             self.obey(now_ns);
         }
-        if self.begins_ns().is_some_and(|ns| ns <= now_ns) {
-            self.begin(now_ns);
+        for (serving, program) in self.services.iter_mut().zip(&mut self.programs) {
+            if serving.begins_ns().is_some_and(|ns| ns <= now_ns) {
+                program.host.stretch = serving.begin(now_ns);
+                program.host.begin(now_ns);
+            }
         }
         for lane in 0..self.programs.len() {
-            if let Some(host) = &mut self.programs[lane].host
-                && host.launch_ns.is_some_and(|ns| ns <= now_ns)
-            {
+            let host = &mut self.programs[lane].host;
+            if host.launch_ns.is_some_and(|ns| ns <= now_ns) {
                 host.launch_ns = None;
                 self.launch(now_ns, lane);
             }
-        }
-    }
-
-    fn begin(&mut self, now_ns: u64) {
-        self.serving_since = Some(now_ns);
-        self.unit_since_ns = Some(now_ns);
-        self.begun += 1;
-        let delay = self.spread * (self.random.exponential() - std::f64::consts::LN_2);
-        // Of a 99th percentile of more than 6.6 medians the least would be below nothing.
-        if let Some(host) = &mut self.programs[HIGH].host {
-            host.stretch = (1.0 + delay).max(0.0);
-            host.begin(now_ns);
         }
     }
 
@@ -410,22 +369,21 @@ impl<'a> Sim<'a> {
         let Some(engine) = &mut self.engine else {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         };
-        if lane == HIGH {
-            if let Some(since_ns) = self.unit_since_ns.take() {
-                let open = OpenUnit { since_ns, is_token: self.setup.graph };
-                engine.unit_began(now_ns, HIGH as u32, open, &mut self.actions);
+        if let Some(serving) = self.services.get_mut(lane) {
+            if let Some(since_ns) = serving.unit_since_ns.take() {
+                let open = OpenUnit { since_ns, is_token: serving.graph };
+                engine.unit_began(now_ns, lane as u32, open, &mut self.actions);
             }
-            engine.high_activity(now_ns, HIGH as u32, true, now_ns, &mut self.actions);
+            engine.high_activity(now_ns, lane as u32, true, now_ns, &mut self.actions);
             self.obey(now_ns);
         }
         let Some(engine) = &mut self.engine else { return };
         let program = &mut self.programs[lane];
-        let Some(host) = &mut program.host else { return };
         // Of an ungated client nothing is submitted.
         if program.tickets.granted_until == u64::MAX {
             return self.release(now_ns, lane, UNSUBMITTED, Decision::Run(0), 0);
         }
-        let known = program.known[host.next];
+        let known = program.known[program.host.next];
         program.measured = known.kernel.is_some_and(|k| program.completions.is_sample(k as usize));
         let ticket = program.tickets.next;
         program.tickets.next += 1;
@@ -455,7 +413,7 @@ impl<'a> Sim<'a> {
             };
             self.release(now_ns, lane, ticket, form, 0);
         } else {
-            host.held = true;
+            program.host.held = true;
             program.submitted_ns = now_ns;
             engine.submitted(now_ns, lane as u32, submission, &mut self.actions);
         }
@@ -464,18 +422,19 @@ impl<'a> Sim<'a> {
 
     /// A launch reaches the device.
     fn release(&mut self, now_ns: u64, lane: usize, launch: u64, form: Decision, cost_ns: u64) {
+        let is_high = self.is_high(lane);
         let program = &mut self.programs[lane];
-        let Some(host) = &mut program.host else { return };
+        let host = &mut program.host;
         let kernels = host.program[host.next].kernels.clone();
         let (last, mut host_ns) = (kernels.end - 1, now_ns + cost_ns);
-        if lane >= LOW && launch != UNSUBMITTED {
+        if !is_high && launch != UNSUBMITTED {
             // A launch in another form is always measured.
             let is_measured = program.measured || !matches!(form, Decision::Run(_));
             let ready_ns = now_ns + cost_ns + LAUNCH_LATENCY_NS;
             program.completions.launched(launch, ready_ns, is_measured);
         }
         for index in kernels {
-            let sms = if lane >= LOW { self.setup.best_effort_sms() } else { SMS };
+            let sms = if is_high { SMS } else { self.setup.best_effort_sms() };
             let mut shape = work(&program.trace.kernels[index], form, &self.setup.model, sms);
             let parts_ns = shape.more_launches * self.setup.model.part_ns;
             host_ns += parts_ns;
@@ -491,41 +450,23 @@ impl<'a> Sim<'a> {
 
     /// A launch is done.
     fn ended(&mut self, now_ns: u64, lane: usize, launch: u64) {
-        let Some(host) = &mut self.programs[lane].host else { return };
+        let host = &mut self.programs[lane].host;
         host.ended(now_ns);
         let idle = host.idle();
+        let is_high = self.is_high(lane);
         if launch != UNSUBMITTED {
             let is_waited_for = self.held(lane);
-            if lane >= LOW {
+            if !is_high {
                 self.programs[lane].completions.ended(now_ns, launch, is_waited_for);
             } else if let Some(engine) = &mut self.engine {
                 let word = (launch as u32).wrapping_add(1);
                 engine.progress(now_ns, lane as u32, 0, word, None, &mut self.actions);
             }
         }
-        if lane == HIGH && idle {
-            self.served(now_ns);
+        if is_high && idle {
+            self.served(now_ns, lane);
         }
         self.obey(now_ns);
-    }
-
-    fn served(&mut self, now_ns: u64) {
-        let Some(since_ns) = self.serving_since.take() else { return };
-        self.free_ns = now_ns + SEEN_NS;
-        self.service_ns.push(self.free_ns - since_ns);
-        self.queued_ns.push(self.free_ns - self.arrivals[self.begun - 1]);
-        if let Some(engine) = &mut self.engine {
-            let ended = EndedUnits { units: 1, took_ns: self.free_ns - since_ns };
-            if self.setup.graph {
-                engine.tokens_ended(HIGH as u32, ended.units, ended.took_ns);
-            }
-            if UnitProfile::is_of(self.service_ns.len() as u64 - 1) {
-                self.profile.units += 1;
-                engine.unit_profiled(HIGH as u32, self.profile);
-            }
-            engine.units_ended(now_ns, HIGH as u32, ended, &mut self.actions);
-            engine.high_activity(now_ns, HIGH as u32, false, now_ns, &mut self.actions);
-        }
     }
 
     /// Do what the engine wants.
@@ -547,8 +488,7 @@ impl<'a> Sim<'a> {
                     let lane = client as usize;
                     if self.held(lane) && ticket + 1 == self.programs[lane].tickets.next {
                         let program = &self.programs[lane];
-                        let next = program.host.as_ref().map_or(0, |h| h.next);
-                        let known = program.known[next];
+                        let known = program.known[program.host.next];
                         let form = offered(known.offered, decision);
                         if let (Decision::SmLimited(_), Some(kernel)) = (form, known.kernel) {
                             self.programs[lane].limited.insert(kernel);
@@ -577,7 +517,7 @@ impl<'a> Sim<'a> {
     }
 
     fn held(&self, lane: usize) -> bool {
-        self.programs.get(lane).and_then(|p| p.host.as_ref()).is_some_and(|h| h.held)
+        self.programs.get(lane).is_some_and(|p| p.host.held)
     }
 }
 

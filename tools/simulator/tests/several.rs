@@ -3,7 +3,7 @@
 use tally_engine::policy::{Answer, Context, Decision, Fault, Launch, Policy};
 use tally_simulator::trace::{Kernel, Pace};
 use tally_simulator::{
-    Arrivals, Report, Setup, SharingMode, Tenant, Trace, simulate, simulate_several,
+    Arrivals, Report, Service, Setup, SharingMode, Tenant, Trace, simulate, simulate_several,
 };
 
 struct Free;
@@ -20,7 +20,7 @@ struct FirstOnly;
 impl Policy for FirstOnly {
     fn decide(&mut self, launch: &Launch, _: &mut Context) -> Result<Answer, Fault> {
         let decision =
-            if launch.client == 2 { Decision::Hold(10_000_000) } else { Decision::Run(0) };
+            if launch.client == 1 { Decision::Hold(10_000_000) } else { Decision::Run(0) };
         Ok(decision.into())
     }
 }
@@ -53,7 +53,7 @@ fn run(
         .map(|&(trace, weight)| Tenant { trace, weight, min_share_permille: 0 })
         .collect();
     let setup = Setup { sharing, seconds: 1.0, warm_up_seconds: Some(0.1), ..Setup::default() };
-    simulate_several(&setup, None, &tenants, &Arrivals::Poisson { load: 0.5 }, policy)
+    simulate_several(&setup, &[], &tenants, policy)
 }
 
 fn free() -> Option<Box<dyn Policy + Send>> {
@@ -120,15 +120,16 @@ fn one_program_is_reported_as_ever_and_the_same_bytes_come_each_time() {
     let setup = Setup { seconds: 0.3, ..Setup::default() };
     let load = Arrivals::Poisson { load: 0.5 };
     let json = |report: &Report| serde_json::to_string(report).unwrap();
-    let one = json(&simulate(&setup, &high, Some(&low), &load, free()));
+    let service = Service::new(&high, &load);
+    let one = json(&simulate(&setup, &service, Some(&low), free()));
     let tenants = [Tenant { trace: &low, weight: 7, min_share_permille: 0 }];
-    let same = json(&simulate_several(&setup, Some(&high), &tenants, &load, free()));
+    let same = json(&simulate_several(&setup, &[service], &tenants, free()));
     assert_eq!(one, same);
     assert!(!one.contains("fairness"), "{one}");
     let both = [
         Tenant { trace: &low, weight: 7, min_share_permille: 0 },
         Tenant { trace: &low, weight: 1, min_share_permille: 0 },
     ];
-    let several = || json(&simulate_several(&setup, Some(&high), &both, &load, free()));
+    let several = || json(&simulate_several(&setup, &[service], &both, free()));
     assert_eq!(several(), several());
 }

@@ -1,14 +1,40 @@
 //! The simulation: the same each time, nothing lost or doubled, and sane where the
 //! answer is known.
 
+mod erratic;
+
+use erratic::{Erratic, kernels};
 use proptest::prelude::*;
 use tally_engine::BuiltInRule;
 use tally_engine::policy::*;
 use tally_simulator::trace::{Alone, Kernel, LAUNCH_LATENCY_NS, Pace};
 use tally_simulator::{
-    Arrivals, Model, Report, Setup, SharingMode, Trace, Transformable, builtin_traces, gpu,
-    simulate,
+    Arrivals, Model, Report, Service, Setup, SharingMode, Trace, Transformable, builtin_traces, gpu,
 };
+
+/// A service whose requests are CUDA graphs, beside a training.
+fn simulate(
+    setup: &Setup,
+    high: &Trace,
+    low: Option<&Trace>,
+    arrivals: &Arrivals,
+    policy: Option<Box<dyn Policy + Send>>,
+) -> Report {
+    tally_simulator::simulate(setup, &Service::new(high, arrivals), low, policy)
+}
+
+/// The same; it launches each kernel by itself unless `graph`.
+fn simulate_as(
+    graph: bool,
+    setup: &Setup,
+    high: &Trace,
+    low: Option<&Trace>,
+    arrivals: &Arrivals,
+    policy: Option<Box<dyn Policy + Send>>,
+) -> Report {
+    let service = Service { graph, ..Service::new(high, arrivals) };
+    tally_simulator::simulate(setup, &service, low, policy)
+}
 
 const BOTH: [SharingMode; 2] = [SharingMode::Timeslice, SharingMode::Mps];
 
@@ -24,72 +50,6 @@ fn pair() -> (Trace, Trace) {
     (Trace::open("resnet50_infer_b1").unwrap(), Trace::open("resnet50_train_b128").unwrap())
 }
 
-/// Answers and asks for anything, by a fixed random sequence.
-struct Erratic {
-    seed: u64,
-    subscriptions: u8,
-}
-
-impl Erratic {
-    fn next(&mut self) -> u64 {
-        self.seed =
-            self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        self.seed >> 33
-    }
-
-    fn meddle(&mut self, context: &mut Context) {
-        let client = (self.next() % 3) as u32;
-        let on = self.next().is_multiple_of(2);
-        context.commands.push(match self.next() % 9 {
-            0 => Command::SetUngated { client, ungated: on },
-            1 => Command::SetYield { client, yielded: on },
-            2 => Command::SetAutoYield { client, enabled: on, idle_ns: self.next() % 200_000 },
-            3 => Command::SetWindow { client, window_ns: self.next() % 3_000_000 },
-            4 => Command::RevokeLease(client),
-            6 => Command::SetWidth { client, sms: (self.next() % 140) as u32 },
-            5 => Command::SetTimer { delay_ns: 1_000 + self.next() % 1_000_000, token: 1 },
-            _ => {
-                self.subscriptions = self.next() as u8;
-                return;
-            }
-        });
-    }
-}
-
-impl Policy for Erratic {
-    fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Answer, Fault> {
-        if self.next().is_multiple_of(16) {
-            self.meddle(context);
-        }
-        let n = (self.next() % 200) as u32;
-        let decision = match self.next() % 8 {
-            0 => Decision::Hold(self.next() % 300_000),
-            1 => Decision::Sliced(n),
-            2 | 3 => Decision::Preemptible,
-            4 => Decision::SmLimited(n),
-            5 => return Err(Fault { kind: FaultKind::Trap, message: String::new() }),
-            6 => Decision::HoldUntilCompletion(self.next() % 300_000),
-            _ => Decision::Run(n % 4),
-        };
-        Ok(decision.into())
-    }
-
-    fn subscriptions(&self) -> Subscriptions {
-        Subscriptions::of_bits(self.subscriptions)
-    }
-
-    fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
-        if self.next().is_multiple_of(4) {
-            self.meddle(context);
-        }
-        // What this test asks for is that all is served in the end.
-        for client in [0, 1] {
-            context.commands.push(Command::SetYield { client, yielded: false });
-        }
-        Ok(())
-    }
-}
-
 #[test]
 fn the_same_inputs_give_the_same_bytes() {
     let (high, low) = pair();
@@ -97,8 +57,7 @@ fn the_same_inputs_give_the_same_bytes() {
         let run = |seed| {
             let setup = Setup { seed, ..setup(sharing) };
             let load = Arrivals::Poisson { load: 0.5 };
-            let policy: Box<dyn Policy + Send> =
-                Box::new(Erratic { seed: 7, subscriptions: u8::MAX });
+            let policy: Box<dyn Policy + Send> = Box::new(Erratic::new(7, 2));
             let report = simulate(&setup, &high, Some(&low), &load, Some(policy));
             serde_json::to_string(&report).unwrap()
         };
@@ -114,8 +73,7 @@ fn alone_a_program_takes_what_was_recorded() {
     let costs_ms = (LAUNCH_LATENCY_NS + gpu::SEEN_NS) as f64 / 1e6;
     for sharing in BOTH {
         let solo_ms = |trace: &Trace, graph| {
-            let setup = Setup { graph, ..setup(sharing) };
-            let report = simulate(&setup, trace, None, &at_once, None);
+            let report = simulate_as(graph, &setup(sharing), trace, None, &at_once, None);
             assert_eq!(report.high_priority.served, 1);
             (report.high_priority.solo_ms, report.high_priority.service_p50_ms)
         };
@@ -160,8 +118,9 @@ fn an_own_part_has_the_median_and_the_99th_percentile_that_it_has_alone() {
     for p99_over_median in [1.4, 8.0] {
         let p99_ns = (alone.ns as f64 * p99_over_median) as u64;
         eager.alone[0] = Some(Alone { p99_ns, ..alone });
-        let setup = Setup { seconds: 40.0, graph: false, ..setup(SharingMode::Timeslice) };
-        let r = simulate(&setup, &eager, None, &Arrivals::Poisson { load: 0.1 }, None);
+        let setup = Setup { seconds: 40.0, ..setup(SharingMode::Timeslice) };
+        let load = Arrivals::Poisson { load: 0.1 };
+        let r = simulate_as(false, &setup, &eager, None, &load, None);
         let high = &r.high_priority;
         assert!(high.served > 500 && high.unserved == 0, "{high:?}");
         assert!((high.service_p50_over_solo - 1.0).abs() < 0.05, "{high:?}");
@@ -331,38 +290,6 @@ fn conserved(r: &Report) {
     }
 }
 
-fn kernels() -> impl Strategy<Value = Trace> {
-    let kernel = (1u64..400_000, 0u64..30_000, 1u32..5_000, 1u32..1_024, 0u32..100_000, 0u8..3);
-    prop::collection::vec(kernel, 1..12).prop_map(|all| {
-        let mut start_ns = 0;
-        let mut kernels = Vec::new();
-        for (i, (dur_ns, pause_ns, blocks, threads, smem, pace)) in all.into_iter().enumerate() {
-            start_ns += pause_ns;
-            let (gap_ns, pace) = match pace {
-                0 => (pause_ns, Pace::AfterLaunch(1_000)),
-                1 => (0, Pace::AfterLaunch(pause_ns)),
-                _ => (0, Pace::AfterEnd(pause_ns)),
-            };
-            let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-            let name = format!("k{i}");
-            kernels.push(Kernel {
-                name,
-                grid,
-                block,
-                regs: 32,
-                smem,
-                start_ns,
-                dur_ns,
-                gap_ns,
-                pace,
-                launch: i as u32,
-            });
-            start_ns += dur_ns;
-        }
-        Trace { name: "random".into(), kernels, period_ns: start_ns, ..Trace::default() }
-    })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
@@ -384,9 +311,10 @@ proptest! {
         let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
         let setup =
-            Setup { sharing, transformable, slo: None, tpot_ns: None, seconds, overrun_seconds, warm_up_seconds, seed, graph, model };
-        let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic { seed, subscriptions: u8::MAX }) as _);
-        let report = simulate(&setup, &high, Some(&low), &Arrivals::Poisson { load }, policy);
+            Setup { sharing, transformable, seconds, overrun_seconds, warm_up_seconds, seed, model };
+        let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic::new(seed, 2)) as _);
+        let load = Arrivals::Poisson { load };
+        let report = simulate_as(graph, &setup, &high, Some(&low), &load, policy);
         conserved(&report);
         let h = &report.high_priority;
         prop_assert_eq!((h.unserved, h.served), (0, h.arrived));

@@ -1,8 +1,8 @@
-//! `sim --svg`: the figures that are printed, as bars beside those of the inference alone.
+//! `sim --svg`: the figures that are printed, as bars beside those of each service alone.
 
 use tally_plot::{Axis, Colour, Figure, Key, Legend, Marks, Panel, Point, Series};
 use tally_simulator::Report;
-use tally_simulator::report::Shared;
+use tally_simulator::report::{High, Shared};
 
 const BAR: f64 = 0.36;
 /// What every caption ends with.
@@ -35,43 +35,78 @@ fn panel(title: &str, y: &str, names: &[&str], series: Vec<Series>, least: f64) 
     }
 }
 
-/// `mode` says how the two share the GPU.
-pub fn figure(policy: &str, mode: &str, r: &Report) -> Figure {
-    let h = &r.high_priority;
-    let (alone, beside) = (Colour::Muted, Colour::Blue);
+/// Bars `[alone, beside]` of the values that each name has of them.
+fn pairs(alone: &[(usize, f64)], beside: &[(usize, f64)]) -> Vec<Series> {
     let half = BAR / 2.0 + 0.01;
-    let service = vec![
-        bars(alone, -half, &[ms(0, h.solo_ms), ms(1, h.solo_p99_ms)]),
-        bars(beside, half, &[ms(0, h.service_p50_ms), ms(1, h.service_p99_ms)]),
-    ];
-    let queued = vec![
-        bars(alone, -half, &[ms(1, h.solo_queued_p99_ms)]),
-        bars(beside, half, &[ms(0, h.queued_p50_ms), ms(1, h.queued_p99_ms)]),
-    ];
+    let values =
+        |all: &[(usize, f64)]| -> Vec<_> { all.iter().map(|&(at, value)| ms(at, value)).collect() };
+    vec![bars(Colour::Muted, -half, &values(alone)), bars(Colour::Blue, half, &values(beside))]
+}
+
+/// Median and 99th percentile of the only service.
+fn one_service(h: &High) -> Vec<Panel> {
+    let service = pairs(
+        &[(0, h.solo_ms), (1, h.solo_p99_ms)],
+        &[(0, h.service_p50_ms), (1, h.service_p99_ms)],
+    );
+    let queued = pairs(&[(1, h.solo_queued_p99_ms)], &[(0, h.queued_p50_ms), (1, h.queued_p99_ms)]);
+    let names = ["p50", "p99"];
+    vec![
+        panel("service time", "ms", &names, service, 1e-3),
+        panel("with queueing", "ms", &names, queued, 1e-3),
+    ]
+}
+
+/// The 99th percentile of each of several services.
+fn several_services(all: &[High]) -> Vec<Panel> {
+    let values = |of: fn(&High) -> f64| -> Vec<_> { all.iter().map(of).enumerate().collect() };
+    let service = pairs(&values(|h| h.solo_p99_ms), &values(|h| h.service_p99_ms));
+    let queued = pairs(&values(|h| h.solo_queued_p99_ms), &values(|h| h.queued_p99_ms));
+    let names: Vec<&str> = all.iter().map(|h| h.trace.as_str()).collect();
+    vec![
+        panel("service time, p99", "ms", &names, service, 1e-3),
+        panel("with queueing, p99", "ms", &names, queued, 1e-3),
+    ]
+}
+
+/// `mode` says how the programs share the GPU.
+pub fn figure(policy: &str, mode: &str, r: &Report) -> Figure {
+    let services = r.each_service();
     let (mut row, mut keys) = (Vec::new(), Vec::new());
     let key = |colour, name: &str| Key::new(colour, Marks::Bars { width: BAR, shift: 0.0 }, name);
-    if !h.is_nobody() {
-        row.push(panel("service time", "ms", &["p50", "p99"], service, 1e-3));
-        row.push(panel("with queueing", "ms", &["p50", "p99"], queued, 1e-3));
-        keys.push(key(alone, "inference alone"));
-        keys.push(key(beside, "inference beside the training"));
+    let (panels, names) = match services {
+        [] => (Vec::new(), None),
+        [one] => (one_service(one), Some(["inference alone", "inference beside the training"])),
+        all => (several_services(all), Some(["each service alone", "beside the other programs"])),
+    };
+    row.extend(panels);
+    if let Some([alone, beside]) = names {
+        keys.push(key(Colour::Muted, alone));
+        keys.push(key(Colour::Blue, beside));
     }
     if let Some(fairness) = &r.fairness {
         row.push(shares(&fairness.clients));
         keys.push(key(Colour::Green, "share of best-effort GPU time"));
-        keys.push(key(alone, "fair by weight"));
+        keys.push(key(Colour::Muted, "fair by weight"));
     } else if let Some(b) = &r.best_effort {
         let share = bars(Colour::Green, 0.0, &[(0.0, b.share, format!("{:.3}", b.share))]);
         row.push(panel("training", "share of its rate alone", &[&b.trace], vec![share], 1.0));
         keys.push(key(Colour::Green, "training"));
     }
-    let name = if h.is_nobody() { "best effort" } else { &h.trace };
+    let names: Vec<&str> = services.iter().map(|h| h.trace.as_str()).collect();
+    let name = if names.is_empty() { "best effort".into() } else { names.join(" + ") };
+    let sum = |of: fn(&High) -> u64| services.iter().map(of).sum::<u64>();
+    // Each of several services needs room for its name.
+    let more = services.len().saturating_sub(1) as u32;
     Figure {
-        size: (800, 400),
+        size: (800 + 180 * more, 400),
         title: format!("{name} under {policy}"),
         caption: format!(
             "{} of {} requests served in {} s of arrivals and as long after, {mode}, seed {}. {MODEL}",
-            h.served, h.arrived, r.seconds, r.seed
+            sum(|h| h.served),
+            sum(|h| h.arrived),
+            r.seconds,
+            r.seed
         ),
         rows: vec![row],
         legend: Legend::Top(keys),

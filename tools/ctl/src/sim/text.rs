@@ -4,12 +4,12 @@ use crate::error::CtlError;
 use crate::table::{Align, table};
 use std::io::Write;
 use tally_simulator::Report;
-use tally_simulator::report::{Fairness, Floor, Shared};
+use tally_simulator::report::{Fairness, Floor, High, Shared};
 
 pub fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Result<(), CtlError> {
     writeln!(out, "policy         {policy}, {:?}, {} s, seed {}", r.sharing, r.seconds, r.seed)?;
-    if !r.high_priority.is_nobody() {
-        high_priority(out, r)?;
+    for service in r.each_service() {
+        high_priority(out, service)?;
     }
     if let Some(b) = &r.best_effort {
         writeln!(out, "best effort    {}: share {:.3}, {} launches", b.trace, b.share, b.done)?;
@@ -56,8 +56,7 @@ pub fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Resu
     Ok(())
 }
 
-fn high_priority(out: &mut impl Write, r: &Report) -> Result<(), CtlError> {
-    let h = &r.high_priority;
+fn high_priority(out: &mut impl Write, h: &High) -> Result<(), CtlError> {
     writeln!(out, "high priority  {}: {} of {} requests served", h.trace, h.served, h.arrived)?;
     writeln!(
         out,

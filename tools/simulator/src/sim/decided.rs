@@ -1,13 +1,13 @@
 //! How the best-effort programs' launches were decided.
 
-use crate::device::LOW;
 use crate::report::{Decisions, ms};
+use std::ops::Range;
 use tally_engine::Engine;
 
-/// Of the programs in the lanes up to this one.
-pub fn decisions(engine: &Engine, lanes: usize) -> Decisions {
+/// Of the programs in these lanes.
+pub fn decisions(engine: &Engine, lanes: Range<usize>) -> Decisions {
     let mut all = Decisions { asked: engine.policy_stats().decides, ..Decisions::default() };
-    for lane in LOW..lanes {
+    for lane in lanes {
         let stats = engine.client_stats(lane as u32).unwrap_or_default();
         all.whole += stats.run;
         all.leased += stats.leased;

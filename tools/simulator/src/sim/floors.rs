@@ -1,7 +1,6 @@
 //! What best-effort programs with a floor got.
 
 use super::Sim;
-use crate::device::LOW;
 use crate::report::Floor;
 use tally_engine::engine::Had;
 
@@ -26,6 +25,6 @@ impl Sim<'_> {
                 had: charged_ns as f64 / backlogged_ns.max(1) as f64,
             })
         };
-        (LOW..self.programs.len()).filter_map(floor).collect()
+        self.lows().filter_map(floor).collect()
     }
 }

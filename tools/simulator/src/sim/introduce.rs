@@ -1,7 +1,6 @@
 //! What the engine is told before anything happens: the clients and their kernels.
 
 use super::{Known, Sim};
-use crate::device::{HIGH, LOW};
 use crate::gpu::SMS;
 use crate::host::Launch;
 use crate::trace::Kernel;
@@ -30,11 +29,12 @@ impl Sim<'_> {
     pub(super) fn introduce(&mut self) {
         for lane in 0..self.programs.len() {
             let program = &mut self.programs[lane];
-            let Some(host) = &program.host else { continue };
-            if lane == HIGH {
-                self.profile = alone(&host.program, &program.trace.kernels);
+            let host = &program.host;
+            let mut serving = self.services.get_mut(lane);
+            if let Some(serving) = &mut serving {
+                serving.profile = alone(&host.program, &program.trace.kernels);
             }
-            let is_low = lane >= LOW;
+            let is_low = serving.is_none();
             for launch in &host.program {
                 let k = &program.trace.kernels[launch.kernels.start];
                 let graph = launch.kernels.len() > 1;
@@ -77,15 +77,17 @@ impl Sim<'_> {
                 });
             }
             if let Some(engine) = &mut self.engine {
-                let class = if lane == HIGH { Class::High } else { Class::BestEffort };
+                let class = if is_low { Class::BestEffort } else { Class::High };
                 let name = program.trace.name.clone();
                 let labels = vec![("weight".to_owned(), program.weight.to_string())];
                 let info = ClientInfo { id: lane as u32, class, name, labels };
                 engine.client_joined(0, info, 0, &mut self.actions);
                 let floor = program.min_share_permille;
                 engine.set_min_share(0, lane as u32, floor, &mut self.actions);
-                engine.set_objective(lane as u32, self.setup.slo);
-                engine.set_token_objective(lane as u32, self.setup.tpot_ns);
+                if let Some(serving) = serving {
+                    engine.set_objective(lane as u32, serving.slo);
+                    engine.set_token_objective(lane as u32, serving.tpot_ns);
+                }
             }
         }
         self.obey(0);

@@ -1,11 +1,9 @@
 //! What came out: the report of a simulation that is over.
 
 use super::decided::decisions;
-use super::solo::Solo;
 use super::{Program, Sim, Tenant};
-use crate::device::{HIGH, LOW};
 use crate::fairness::{self, Used};
-use crate::report::{BestEffort, High, Report, ms, over, percentile};
+use crate::report::{BestEffort, High, Report};
 
 /// How far a best-effort program has come.
 pub(super) struct Progress {
@@ -45,44 +43,21 @@ impl<'a> Sim<'a> {
     /// Of each best-effort program.
     pub(super) fn progress(&self) -> Vec<Progress> {
         let of = |(lane, program): (usize, &super::Program<'_>)| {
-            let ns = program.host.as_ref().map_or(0, |h| h.progress_ns(program.trace));
+            let ns = program.host.progress_ns(program.trace);
             let iterations = ns as f64 / program.trace.period_ns.max(1) as f64;
             let stats = self.engine.as_ref().and_then(|engine| engine.client_stats(lane as u32));
             let charged_ns = stats.map_or(0, |stats| stats.charged_ns);
             Progress { iterations, gpu_ns: self.device.used_ns(lane), charged_ns }
         };
-        self.programs.iter().enumerate().skip(LOW).map(of).collect()
+        self.programs.iter().enumerate().skip(self.services.len()).map(of).collect()
     }
 
-    pub(super) fn report(
-        mut self,
-        solo: Solo,
-        end_ns: u64,
-        window: &Window,
-        unscheduled: bool,
-    ) -> Report {
-        let solo_ns = solo.ns;
-        let mut now_ns = 0;
-        let mut solo_queued: Vec<u64> = Vec::with_capacity(self.arrivals.len());
-        for &arrival in self.arrivals {
-            now_ns = arrival.max(now_ns) + solo_ns;
-            solo_queued.push(now_ns - arrival);
-        }
-        let served = self.service_ns.len();
-        self.queued_ns.extend(self.arrivals[served..].iter().map(|at| end_ns.saturating_sub(*at)));
-        let service = [0.5, 0.99].map(|q| percentile(&mut self.service_ns, q));
-        let slo_ns = self.setup.slo.map(|slo| slo.slo_ns).into_iter().chain(self.setup.tpot_ns);
-        let within = slo_ns.min().map(|slo_ns| {
-            let kept = self.service_ns.iter().filter(|ns| **ns <= slo_ns).count() as u64;
-            over(kept, self.arrivals.len() as u64)
-        });
-        let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
-        let alone = percentile(&mut solo_queued, 0.99);
-        let lows = &self.programs[LOW..];
+    pub(super) fn report(self, end_ns: u64, window: &Window, unscheduled: bool) -> Report {
+        let lows = &self.programs[self.lows()];
         let decided = self.engine.as_ref().filter(|_| !lows.is_empty());
         let mut best_effort: Vec<BestEffort> = Vec::new();
         for (program, used) in lows.iter().zip(&window.each) {
-            let Some(host) = &program.host else { continue };
+            let host = &program.host;
             best_effort.push(BestEffort {
                 trace: program.trace.name.clone(),
                 share: used.share,
@@ -100,6 +75,11 @@ impl<'a> Sim<'a> {
         let tenants: Vec<Tenant<'_>> = lows.iter().map(tenant).collect();
         let fairness =
             (tenants.len() > 1).then(|| fairness::judge(&tenants, &window.each, window.length_ns));
+        let decisions = decided.map(|engine| decisions(engine, self.lows()));
+        let launches = self.programs.iter().map(|p| p.host.done).sum();
+        let mut services: Vec<High> =
+            self.services.into_iter().map(|serving| serving.report(end_ns)).collect();
+        let only = if services.len() == 1 { services.pop() } else { None };
         Report {
             schema: 1,
             seconds: self.setup.seconds,
@@ -107,32 +87,15 @@ impl<'a> Sim<'a> {
             sharing: self.setup.sharing,
             transformable: self.setup.transformable,
             unscheduled,
-            launches: self.programs.iter().flat_map(|p| &p.host).map(|h| h.done).sum(),
-            kernels: self.kernels,
-            context_changes: self.device.changes(),
-            high_priority: High {
-                trace: self.programs[HIGH].trace.name.clone(),
-                arrived: self.arrivals.len() as u64,
-                served: served as u64,
-                unserved: (self.arrivals.len() - served) as u64,
-                solo_ms: ms(solo_ns),
-                solo_p99_ms: ms(solo.p99_ns),
-                slo_ms: self.setup.slo.map(|slo| ms(slo.slo_ns)),
-                tpot_ms: self.setup.tpot_ns.map(ms),
-                within,
-                service_p50_ms: ms(service[0]),
-                service_p99_ms: ms(service[1]),
-                service_p50_over_solo: over(service[0], solo_ns),
-                service_p99_over_solo: over(service[1], solo.p99_ns),
-                queued_p50_ms: ms(queued[0]),
-                queued_p99_ms: ms(queued[1]),
-                solo_queued_p99_ms: ms(alone),
-                queued_p99_over_solo: over(queued[1], alone),
-            },
+            high_priority: only.unwrap_or_default(),
+            services,
             best_effort: best_effort.into_iter().reduce(BestEffort::with),
             fairness,
             floors: self.floors,
-            decisions: decided.map(|engine| decisions(engine, self.programs.len())),
+            decisions,
+            launches,
+            kernels: self.kernels,
+            context_changes: self.device.changes(),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The inference alone: what its times are compared with.
+//! A service alone: what its times are compared with.
 
+use super::service::{Service, Serving};
 use super::{Setup, Sim};
 use crate::device::Device;
 use crate::gpu::{SLICES_DRIVER_NS, SharingMode};
@@ -20,12 +21,15 @@ pub(super) struct Solo {
 const P99_BEYOND_MEDIAN: f64 = 3.912;
 
 impl Solo {
-    pub fn new(plain: &Trace, high: &Trace, setup: &Setup) -> Self {
+    /// `high`: what the service launches for a request.
+    pub fn new(high: &Trace, service: &Service<'_>, setup: &Setup) -> Self {
+        let plain = high.timed_in(SharingMode::Timeslice);
         // From the start of its service until it is seen done.
-        let mut sim = Sim::new(*setup, plain, true, &[], &[0], None);
-        sim.device = Device::new(SharingMode::Timeslice, setup.model, SLICES_DRIVER_NS, 1);
+        let one = Serving::new(service, &plain, Solo::default(), vec![0], setup.seed);
+        let mut sim = Sim::new(*setup, vec![one], &[], None);
+        sim.device = Device::new(SharingMode::Timeslice, setup.model, SLICES_DRIVER_NS, 1, 1);
         sim.run_until(u64::MAX, true);
-        let ns = sim.service_ns.first().copied().unwrap_or(0);
+        let ns = sim.services.first().and_then(Serving::first_ns).unwrap_or(0);
         let alone = high.alone[0].filter(|a| a.p99_ns > a.ns && !high.is_graph());
         let ratio = alone.map_or(1.0, |a| a.p99_ns as f64 / a.ns as f64);
         Solo { ns, p99_ns: (ns as f64 * ratio) as u64, spread: (ratio - 1.0) / P99_BEYOND_MEDIAN }
