@@ -334,10 +334,11 @@ pub struct Transformed {
     pub turnaround_us_p50: f64,
     /// 99th percentile of these times, us.
     pub turnaround_us_p99: f64,
-    /// Median time for which the GPU has nothing of a stream's to do where the stream's next launch runs on another
-    /// number of SMs, over the latest measured, us; 0 if none was.
-    pub sm_change_us_p50: f64,
-    /// GPU memory that the streams on some of the SMs take, MB. What others took or freed as they were made counts too.
+    /// Median time for which the GPU has nothing of a stream's to do before a launch that goes to some of the SMs, over
+    /// the latest measured, us; 0 if none was.
+    pub sm_limit_us_p50: f64,
+    /// GPU memory that went as the green contexts for launches on some of the SMs were made, MB. What others took or
+    /// freed meanwhile counts too; what is made in them later does not.
     pub sm_limit_mb: f64,
 }
 

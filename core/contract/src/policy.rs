@@ -211,9 +211,8 @@ pub struct Usage {
     pub backlogged_ns: u64,
     /// Since when it has one, or [`NEVER`].
     pub backlogged_since_ns: u64,
-    /// What it costs a stream that its next launch runs on another number of SMs: the median of the latest measured; 0:
-    /// none was.
-    pub sm_change_ns: u64,
+    /// What it costs a stream that a launch goes to some of the SMs: the median of the latest measured; 0: none was.
+    pub limit_cost_ns: u64,
 }
 
 impl Default for Usage {
@@ -227,7 +226,7 @@ impl Default for Usage {
             min_share_permille: 0,
             backlogged_ns: 0,
             backlogged_since_ns: NEVER,
-            sm_change_ns: 0,
+            limit_cost_ns: 0,
         }
     }
 }

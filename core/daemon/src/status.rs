@@ -144,7 +144,7 @@ fn transformed(n: &ClientNumbers) -> Transformed {
         rescued: s.rescued,
         turnaround_us_p50: s.turnaround_p50_ns as f64 / 1e3,
         turnaround_us_p99: s.turnaround_p99_ns as f64 / 1e3,
-        sm_change_us_p50: s.sm_change_ns as f64 / 1e3,
+        sm_limit_us_p50: s.limit_cost_ns as f64 / 1e3,
         sm_limit_mb: n.report.sm_limit_bytes as f64 / 1e6,
     }
 }

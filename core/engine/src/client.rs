@@ -249,8 +249,8 @@ pub(crate) struct Client {
     pub tokens: RecentUnits,
     /// Its floor, permille; 0: none.
     pub min_share_permille: u32,
-    /// What a change of SMs costs a stream of it; 0: unknown.
-    pub sm_change_ns: u64,
+    /// What it costs a stream of it that a launch goes to some of the SMs; 0: unknown.
+    pub limit_cost_ns: u64,
     pub backlog: Backlog,
     /// [`Clients`](crate::clients::Clients) knows that it may have changed.
     pub is_noted: bool,
@@ -295,7 +295,7 @@ impl Client {
             units: if ungated { RecentUnits::new() } else { RecentUnits::default() },
             tokens: RecentUnits::default(),
             min_share_permille: 0,
-            sm_change_ns: 0,
+            limit_cost_ns: 0,
             backlog: Backlog::default(),
             is_noted: false,
             work_ns: 0,
@@ -361,7 +361,7 @@ impl Client {
             min_share_permille: self.min_share_permille,
             backlogged_ns: self.backlog.before_ns,
             backlogged_since_ns: self.backlog.since_ns.unwrap_or(NEVER),
-            sm_change_ns: self.sm_change_ns,
+            limit_cost_ns: self.limit_cost_ns,
         }
     }
 

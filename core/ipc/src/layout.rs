@@ -299,17 +299,17 @@ pub struct Turnarounds {
     pub latest: [Turnaround; TURNAROUND_SLOTS],
 }
 
-/// Measured changes of SMs that are kept.
-pub const SM_CHANGE_SLOTS: usize = 15;
+/// Costs of limited launches that are kept.
+pub const LIMIT_COST_SLOTS: usize = 15;
 
-/// What it cost streams that their next launch ran on another number of SMs; written by the client.
+/// What it cost streams that a launch went to some of the SMs; written by the client.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct SmChanges {
-    /// Measured so far: the next goes to slot `count % SM_CHANGE_SLOTS`.
+pub struct LimitCosts {
+    /// Measured so far: the next goes to slot `count % LIMIT_COST_SLOTS`.
     pub count: AtomicU64,
     /// Time in which the GPU had nothing of the stream's to do, ns.
-    pub latest_ns: [AtomicU64; SM_CHANGE_SLOTS],
+    pub latest_ns: [AtomicU64; LIMIT_COST_SLOTS],
 }
 
 /// The page of words that transformed launches share with the GPU (exactly 4096 bytes,
@@ -364,7 +364,7 @@ pub struct Report {
     pub mps_client: AtomicU32,
     /// UUID of the device of the first launch, two little-endian words.
     pub device_uuid: [AtomicU64; 2],
-    /// GPU memory that went as the streams on some of the SMs were made, in bytes.
+    /// GPU memory that went as the green contexts were made, in bytes.
     pub sm_limit_bytes: AtomicU64,
 }
 
@@ -435,8 +435,8 @@ pub struct ClientRegion {
     pub gates: Gates,
     /// Times that launches took to yield.
     pub turnarounds: Turnarounds,
-    /// What changes of SMs cost.
-    pub sm_changes: SmChanges,
+    /// What limited launches cost their streams.
+    pub limit_costs: LimitCosts,
     /// Units of work, marked or recognised.
     pub marks: Marks,
     /// Ring of launches that await a decision; a slot is its ticket modulo [`RING_SLOTS`].

@@ -25,7 +25,7 @@ use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, Limitable};
-use crate::{joins, kernels, settings, sm_change, transformed};
+use crate::{joins, kernels, limit_cost, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -275,14 +275,12 @@ fn make() {
     }
 }
 
-/// Free bytes of the current context's GPU; 0 if that is unknown.
-fn free_bytes() -> usize {
+/// Free bytes of the current context's GPU.
+fn free_bytes() -> Option<usize> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: valid out-pointers.
-    driver().mem_info.map_or(0, |f| match unsafe { f(&mut free, &mut total) } {
-        SUCCESS => free,
-        _ => 0,
-    })
+    let result = unsafe { driver().mem_info?(&mut free, &mut total) };
+    (result == SUCCESS).then_some(free)
 }
 
 /// False: the context was not idle.
@@ -292,19 +290,23 @@ fn make_now(context: usize) -> bool {
     if driver().ctx_set.is_none_or(|f| unsafe { f(context as Ptr) } != SUCCESS) {
         return true;
     }
-    let before = free_bytes();
-    let made = host::load(context, host::LOAD_PATIENCE, || make_pool(context, &reserves));
+    let made = host::load(context, host::LOAD_PATIENCE, || {
+        let before = free_bytes();
+        make_pool(context, &reserves).map(|pool| {
+            let taken = before.zip(free_bytes()).map(|(before, now)| before.saturating_sub(now));
+            (pool, taken.unwrap_or(0) as u64)
+        })
+    });
     match made {
         None => return false,
-        Some(Ok((contexts, events))) => {
+        Some(Ok(((contexts, events), bytes))) => {
             let all: Vec<u32> = contexts.iter().map(|w| w.sms).collect();
             log!("green contexts of {all:?} SMs");
             let any = !contexts.is_empty();
             POOL.with(|pool| (pool.contexts, pool.events) = (contexts, events));
             if any {
-                sm_change::make();
+                limit_cost::make();
                 if let Some(client) = host().client() {
-                    let bytes = before.saturating_sub(free_bytes()) as u64;
                     client.report.sm_limit_bytes.store(bytes, Relaxed);
                 }
                 CONTEXT.store(context, Release);
@@ -471,7 +473,7 @@ pub fn launch(
     let is_consecutive = latest == limited;
     let mut timed = None;
     if !is_consecutive {
-        timed = sm_change::begin(planned.client, latest);
+        timed = limit_cost::begin(planned.client, latest);
         if !joins::one(slot) || wait_behind(limited, stream) != SUCCESS {
             return None;
         }
@@ -535,9 +537,9 @@ pub(crate) fn give_up(context: usize, first: impl FnOnce() -> bool) {
         POOL.with(|pool| (std::mem::take(&mut pool.contexts), std::mem::take(&mut pool.events)));
     if may_go {
         destroy(contexts, events);
-        sm_change::destroy();
+        limit_cost::destroy();
     } else {
-        sm_change::forget();
+        limit_cost::forget();
     }
     if let Some(client) = host().client() {
         client.report.sm_limit_bytes.store(0, Relaxed);
@@ -551,7 +553,7 @@ pub fn forget_context(gone: usize) {
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);
         joins::forget(gone);
-        sm_change::forget();
+        limit_cost::forget();
         POOL.with(|pool| {
             pool.contexts.clear();
             pool.events.clear();
@@ -567,7 +569,7 @@ pub fn reset() {
     }
     ALIVE.reset();
     joins::reset();
-    sm_change::forget();
+    limit_cost::forget();
     forget_decided();
     SM_LIMITED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });

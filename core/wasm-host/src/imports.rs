@@ -256,8 +256,8 @@ impl imports::widths::Host for HostState {
         self.commands.push(Command::SetWidth { client, sms });
     }
 
-    fn change_ns(&mut self, client: u32) -> u64 {
-        self.world.clients.get(&client).map_or(0, |view| view.usage.sm_change_ns)
+    fn cost_ns(&mut self, client: u32) -> u64 {
+        self.world.clients.get(&client).map_or(0, |view| view.usage.limit_cost_ns)
     }
 }
 

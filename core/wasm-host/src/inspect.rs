@@ -34,7 +34,7 @@ const IMPORTS: [&str; 14] = [
     "high-priority",
 ];
 /// A function of another interface than `clients` that reads what is kept up to date for callers of that.
-pub const READS_USAGE: &str = "widths#change-ns";
+pub const READS_USAGE: &str = "widths#cost-ns";
 /// What every policy exports, and what it may export. `state` is looked at by [`state()`].
 const SCHEDULER: &str = "scheduler";
 const EVENTS: [&str; 5] = ["activity", "units", "completions", "membership", "timer"];

@@ -166,7 +166,7 @@ fn the_world_can_be_read() {
         min_share_permille: 125,
         backlogged_ns: 2_000_000,
         backlogged_since_ns: 700,
-        sm_change_ns: 11_000,
+        limit_cost_ns: 11_000,
     };
     bench.context.world.clients.insert(1, view);
     let profile = 30_000 + 600_000 + 2_000 + 3_000 + 2_000;

@@ -88,8 +88,8 @@ extern void __wasm_import_tally_policy_widths_all(uint8_t *);
 __attribute__((__import_module__("tally:policy/widths@0.1.0"), __import_name__("set")))
 extern void __wasm_import_tally_policy_widths_set(int32_t, int32_t);
 
-__attribute__((__import_module__("tally:policy/widths@0.1.0"), __import_name__("change-ns")))
-extern int64_t __wasm_import_tally_policy_widths_change_ns(int32_t);
+__attribute__((__import_module__("tally:policy/widths@0.1.0"), __import_name__("cost-ns")))
+extern int64_t __wasm_import_tally_policy_widths_cost_ns(int32_t);
 
 // Imported Functions from `tally:policy/timers@0.1.0`
 
@@ -628,8 +628,8 @@ void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sm
   __wasm_import_tally_policy_widths_set((int32_t) (client), (int32_t) (sms));
 }
 
-uint64_t tally_policy_widths_change_ns(tally_policy_widths_client_id_t client) {
-  int64_t ret = __wasm_import_tally_policy_widths_change_ns((int32_t) (client));
+uint64_t tally_policy_widths_cost_ns(tally_policy_widths_client_id_t client) {
+  int64_t ret = __wasm_import_tally_policy_widths_cost_ns((int32_t) (client));
   return (uint64_t) (ret);
 }
 

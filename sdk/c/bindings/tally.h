@@ -540,9 +540,11 @@ extern void tally_policy_widths_all(tally_list_u32_t *ret);
 // are measured on all SMs first, or one if that was beside other clients' work. A change costs launches nothing but
 // that the next one waits for those before it in its stream.
 extern void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms);
-// What that waiting costs: how long the GPU has nothing of a stream's to do, from the end of the launches before to
-// when one on another number of SMs may start. Median of the latest 15 that were timed of this client's, or UNKNOWN.
-extern uint64_t tally_policy_widths_change_ns(tally_policy_widths_client_id_t client);
+// What it costs a stream of this client's that a launch goes to some of the SMs: how long the GPU has nothing of
+// that stream to do, from when what is before the launch has ended to when the launch may start. Each limited launch
+// costs that; with `sm_limits.put_off_joins`, only one that follows no other on the same SMs. Median of the latest
+// 15 that were timed, or UNKNOWN.
+extern uint64_t tally_policy_widths_cost_ns(tally_policy_widths_client_id_t client);
 
 // Imported Functions from `tally:policy/timers@0.1.0`
 // Call `timer.fired` with this token after `delay-ns`, and offer held launches again then. At most 64 timers are

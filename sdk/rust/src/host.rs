@@ -27,7 +27,7 @@ mod core {
     pub use policy::services::{get as service, slack_ns};
     pub use policy::sharing::mode as sharing_mode;
     pub use policy::timers::set as set_timer;
-    pub use policy::widths::{all as widths, change_ns as width_change_ns, set as set_width};
+    pub use policy::widths::{all as widths, cost_ns as width_cost_ns, set as set_width};
 }
 #[cfg(not(target_family = "wasm"))]
 use crate::native::current as core;
@@ -164,10 +164,10 @@ pub fn set_width(client: ClientId, sms: u32) {
     core::set_width(client, sms);
 }
 
-/// How long the GPU has nothing of one of the client's streams to do where that goes on on another number of SMs: the
+/// How long the GPU has nothing of one of the client's streams to do before a launch that goes to some of the SMs: the
 /// median of the latest measured, or UNKNOWN.
-pub fn width_change_ns(client: ClientId) -> u64 {
-    core::width_change_ns(client)
+pub fn width_cost_ns(client: ClientId) -> u64 {
+    core::width_cost_ns(client)
 }
 
 /// Let a client launch without being decided, or decide its launches. High-priority clients are ungated

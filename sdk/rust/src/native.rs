@@ -59,7 +59,7 @@ host_functions! {
     sharing_mode() -> SharingMode;
     widths() -> Vec<u32>;
     set_width(client: ClientId, sms: u32);
-    width_change_ns(client: ClientId) -> u64;
+    width_cost_ns(client: ClientId) -> u64;
 }
 
 thread_local! {

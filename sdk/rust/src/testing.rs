@@ -147,7 +147,7 @@ struct Core {
     kernels: Vec<(KernelId, KernelProfile)>,
     sharing: Option<SharingMode>,
     widths: Vec<u32>,
-    width_change_ns: u64,
+    width_cost_ns: u64,
 }
 
 thread_local! {
@@ -189,9 +189,9 @@ pub fn set_widths(widths: Vec<u32>) {
     CORE.with_borrow_mut(|core| core.widths = widths);
 }
 
-/// Let [`crate::host::width_change_ns`] say this of every client; without, it is UNKNOWN.
-pub fn set_width_change_ns(ns: u64) {
-    CORE.with_borrow_mut(|core| core.width_change_ns = ns);
+/// Let [`crate::host::width_cost_ns`] say this of every client; without, it is UNKNOWN.
+pub fn set_width_cost_ns(ns: u64) {
+    CORE.with_borrow_mut(|core| core.width_cost_ns = ns);
 }
 
 /// The functions of the contract's `host`, on the recording core.
@@ -318,8 +318,8 @@ pub(crate) mod double {
         CORE.with_borrow(|core| core.widths.clone())
     }
 
-    pub fn width_change_ns(_: ClientId) -> u64 {
-        CORE.with_borrow(|core| core.width_change_ns)
+    pub fn width_cost_ns(_: ClientId) -> u64 {
+        CORE.with_borrow(|core| core.width_cost_ns)
     }
 
     pub fn set_width(client: ClientId, sms: u32) {

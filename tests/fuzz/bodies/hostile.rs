@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::layout::{
-    KERNEL_SLOTS, RING_SLOTS, SM_CHANGE_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS,
+    KERNEL_SLOTS, LIMIT_COST_SLOTS, RING_SLOTS, STREAM_SLOTS, TURNAROUND_SLOTS,
 };
 use tally_ipc::map::Mapped;
 use tally_ipc::marks::{Graphs, Kind, MARK_SLOTS, OPEN_MARKS_MAX, Stated, What};
@@ -178,11 +178,11 @@ fn write(c: &mut Client, bytes: &mut Bytes<'_>, now_ns: u64) {
             words[at % words.len()].store(half, SeqCst);
         }
         28 => {
-            let changes = &r.sm_changes;
+            let costs = &r.limit_costs;
             r.report.device_uuid[at % 2].store(value, SeqCst);
             r.report.sm_limit_bytes.store(value, SeqCst);
-            changes.latest_ns[at % SM_CHANGE_SLOTS].store(value, SeqCst);
-            changes.count.store(value, SeqCst);
+            costs.latest_ns[at % LIMIT_COST_SLOTS].store(value, SeqCst);
+            costs.count.store(value, SeqCst);
         }
         29 => counters(r).iter().for_each(|word| word.store(value, SeqCst)),
         30 => r.magic.store(value, SeqCst),

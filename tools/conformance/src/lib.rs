@@ -18,6 +18,7 @@
 //! | `determinism` | answers the same events otherwise the second time |
 //! | `fair-by-weight` | (only if that is asked for; else for information) gives best-effort clients GPU time not by their weights |
 //! | `floor` | (likewise) gives a client with a floor less than that beside busy high-priority work |
+//! | `objectives` | (only if that is asked for; else for information) has two services miss their objectives beside a training, in the simulator |
 //! | `state` | (if it has that interface) saves like histories differently, does not take back its own, takes another's, or fails on a damaged one |
 //!
 //! All of it is virtual time and made from a seed: the same component, configuration and
@@ -28,6 +29,7 @@ mod checks;
 mod fairness;
 mod floor;
 pub mod harness;
+mod objectives;
 mod report;
 mod state;
 mod steady;
@@ -50,10 +52,12 @@ pub struct Options {
     pub steady_calls: u32,
     /// Best-effort clients must get GPU time by their weights and floors; otherwise how they do is only told.
     pub fair: bool,
+    /// Services must keep their objectives beside a training; otherwise how many requests do is only told.
+    pub objectives: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { seed: 1, streams: 64, steady_calls: 20_000, fair: false }
+        Options { seed: 1, streams: 64, steady_calls: 20_000, fair: false, objectives: false }
     }
 }

@@ -9,7 +9,7 @@ use tally_wasm_host::{
 use tally_wasm_host::{Restored, Saved, WasmPolicy};
 
 /// A policy with figures about itself.
-pub trait Instance: Policy {
+pub trait Instance: Policy + Send {
     /// Linear memory that it has now, bytes.
     fn memory_bytes(&self) -> usize;
     /// Fuel that its last call used; none after a fault.

@@ -74,14 +74,27 @@ fn detshares_policies_pass() {
     }
 }
 
-fn fair(name: &str) -> Report {
+fn judged(name: &str, fair: bool, objectives: bool) -> Report {
     let (limits, granted) = (Limits::default(), Capabilities::default());
     let file = guest("policies", name);
     let subject = Wasm::open(Compiler::in_process(), &file, "", &limits, granted).unwrap();
-    check_loaded(
-        &subject,
-        &Options { streams: 4, steady_calls: 500, fair: true, ..Options::default() },
-    )
+    let options = Options { streams: 4, steady_calls: 500, fair, objectives, ..Options::default() };
+    check_loaded(&subject, &options)
+}
+
+fn fair(name: &str) -> Report {
+    judged(name, true, false)
+}
+
+#[test]
+fn policies_that_know_of_objectives_keep_them_and_one_that_does_not_fails_if_asked_to() {
+    for name in ["tally-priority", "slo-herald"] {
+        let report = judged(name, false, true);
+        passes(&report);
+        let check = report.checks.iter().find(|c| c.name == "objectives").unwrap();
+        assert_eq!(check.outcome, Outcome::Pass, "{check:?}");
+    }
+    fails(&judged("fifo", false, true), &["objectives"]);
 }
 
 #[test]
@@ -96,7 +109,10 @@ fn policies_that_know_of_weights_are_fair_by_them() {
 
 #[test]
 fn one_that_does_not_is_told_so_and_fails_only_if_asked_to() {
-    assert_eq!(report("policies", "fifo", "").names(Outcome::Info), ["fair-by-weight"]);
+    assert_eq!(
+        report("policies", "fifo", "").names(Outcome::Info),
+        ["fair-by-weight", "objectives"]
+    );
     fails(&fair("fifo"), &["fair-by-weight"]);
 }
 

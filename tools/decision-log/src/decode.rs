@@ -294,7 +294,7 @@ impl<'a> Bytes<'a> {
             min_share_permille: self.u32()?,
             backlogged_ns: self.u64()?,
             backlogged_since_ns: self.u64()?,
-            sm_change_ns: self.u64()?,
+            limit_cost_ns: self.u64()?,
         })
     }
 

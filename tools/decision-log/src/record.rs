@@ -24,7 +24,7 @@
 //! | 11 | completion | now u64; one that the policy did not ask for |
 //! | 12 | end | reason; records dropped in all u64 |
 //! | 13 | fault | now u64; the fault that the engine found with the policy |
-//! | 14 | usage | client u32; waiting since u64, in flight u32, in flight ns, measured ns, charged ns u64, floor u32, backlogged ns, backlogged since, change of SMs ns u64: before a call of a policy that reads it |
+//! | 14 | usage | client u32; waiting since u64, in flight u32, in flight ns, measured ns, charged ns u64, floor u32, backlogged ns, backlogged since, cost of an SM limit ns u64: before a call of a policy that reads it |
 //! | 15 | service | client u32; objective: 0, or 1 and ns u64, percentile f64; open since, units, units within u64, recent, recent within u32, p50, p99 u64; tokens: 0, or 1 and objective, count, within u64, recent, recent within u32, p50, p99 u64: likewise |
 //!
 //! A profile is written before the call that could see its change. An outcome of 0x10 and more is a fault.

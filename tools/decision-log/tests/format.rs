@@ -192,7 +192,7 @@ fn usage() -> impl Strategy<Value = Usage> {
         min_share_permille,
         backlogged_ns: n[4],
         backlogged_since_ns: n[5],
-        sm_change_ns: n[6],
+        limit_cost_ns: n[6],
     })
 }
 

@@ -132,8 +132,8 @@ impl Core for NativeCore {
         self.commands.push(Command::SetWidth { client, sms });
     }
 
-    fn width_change_ns(&mut self, client: ClientId) -> u64 {
-        self.world.clients.get(&client).map_or(0, |view| view.usage.sm_change_ns)
+    fn width_cost_ns(&mut self, client: ClientId) -> u64 {
+        self.world.clients.get(&client).map_or(0, |view| view.usage.limit_cost_ns)
     }
 
     fn revoke_lease(&mut self, client: ClientId) {

@@ -3,12 +3,12 @@
 //! and a lie costs nobody but its teller.
 
 mod breaches;
-mod sm_changes;
+mod limit_costs;
 mod turnarounds;
 mod units;
 
 pub use breaches::Oddities;
-pub use sm_changes::median_ns as sm_change_ns;
+pub use limit_costs::median_ns as limit_cost_ns;
 
 use super::Engine;
 use super::Settings;
@@ -113,7 +113,7 @@ pub struct DispatchClient {
     busy_periods: u64,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
-    sm_changes_seen: u64,
+    limit_costs_seen: u64,
     launches: Launches,
     probe: Probe,
     standstill: Standstill,
@@ -160,7 +160,7 @@ impl DispatchClient {
             busy_periods,
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
-            sm_changes_seen: 0,
+            limit_costs_seen: 0,
             launches: Launches::new(match settings.high_stall_ns {
                 0 => settings.probe_after_ns,
                 stall_ns => settings.probe_after_ns.min(stall_ns),
@@ -325,8 +325,8 @@ impl DispatchClient {
         if self.link.region.turnarounds.count.load(Relaxed) != self.turnarounds_seen {
             self.poll_turnarounds(share, engine);
         }
-        if self.link.region.sm_changes.count.load(Relaxed) != self.sm_changes_seen {
-            self.poll_sm_changes(engine);
+        if self.link.region.limit_costs.count.load(Relaxed) != self.limit_costs_seen {
+            self.poll_limit_costs(engine);
         }
         let (mut left, mut streams) = (share.completions, 0);
         let mut still_dirty = self.dirty;

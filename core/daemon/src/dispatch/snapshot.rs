@@ -2,7 +2,7 @@
 //! plane. Taken between passes, kernels and clients some at a time, because
 //! all of them at once would be a pause.
 
-use super::client::{DispatchClient, Oddities, sm_change_ns};
+use super::client::{DispatchClient, Oddities, limit_cost_ns};
 use super::handover::FaultCost;
 use super::marks::MarkNumbers;
 use super::min_share::{MinShare, MinShares};
@@ -58,8 +58,8 @@ pub struct ShimCounts {
     /// Median of the latest times from being asked to yield until it had, ns.
     pub turnaround_p50_ns: u64,
     pub turnaround_p99_ns: u64,
-    /// Median cost of a change of SMs, ns; 0: unknown.
-    pub sm_change_ns: u64,
+    /// Median of what an SM-limited launch costs its stream, ns; 0: unknown.
+    pub limit_cost_ns: u64,
     pub busy: bool,
     pub busy_total_ns: u64,
     pub busy_periods: u64,
@@ -217,7 +217,7 @@ fn shim_counts(region: &ClientRegion) -> ShimCounts {
         sm_limited_consecutive: word(&c.sm_limited_consecutive),
         turnaround_p50_ns,
         turnaround_p99_ns,
-        sm_change_ns: sm_change_ns(&region.sm_changes),
+        limit_cost_ns: limit_cost_ns(&region.limit_costs),
         busy: word(&a.busy_streams) != 0,
         busy_total_ns: word(&a.busy_total_ns),
         busy_periods: word(&a.busy_periods),

@@ -21,10 +21,10 @@ pub struct Progress {
 }
 
 impl<P: Policy> Engine<P> {
-    /// What it costs a client's streams that their next launch runs on another number of SMs; 0: unknown.
-    pub fn sm_change_measured(&mut self, client: ClientId, ns: u64) {
+    /// What it costs a client's streams that a launch goes to some of the SMs; 0: unknown.
+    pub fn limit_cost_measured(&mut self, client: ClientId, ns: u64) {
         if let Some(c) = self.clients.get_mut(client) {
-            c.sm_change_ns = ns;
+            c.limit_cost_ns = ns;
         }
     }
 

@@ -426,9 +426,9 @@ fn streams_that_may_be_full_wait_at_once() {
 /// Launches that wait for a word run on two numbers of SMs by turns, so that each is behind work of the stream's on the
 /// other one.
 #[test]
-fn what_a_change_of_sms_costs_is_measured() {
+fn what_going_to_other_sms_costs_is_measured() {
     both(
-        what_a_change_of_sms_costs_is_measured,
+        what_going_to_other_sms_costs_is_measured,
         &limiting(),
         |device| {
             let held = begin(device);
@@ -457,16 +457,16 @@ fn what_a_change_of_sms_costs_is_measured() {
                 core.expect("go");
                 core.say("on");
                 core.expect("done");
-                let changes = &core.region().sm_changes;
-                let count = changes.count.load(SeqCst);
+                let costs = &core.region().limit_costs;
+                let count = costs.count.load(SeqCst);
                 if count >= 3 {
-                    let latest = changes.latest_ns[..3].iter().map(|ns| ns.load(SeqCst));
+                    let latest = costs.latest_ns[..3].iter().map(|ns| ns.load(SeqCst));
                     let latest: Vec<u64> = latest.collect();
                     // The GPU has nothing else to do: what is before takes no part in it.
                     assert!(latest.iter().all(|ns| (1..1_000_000_000).contains(ns)), "{latest:?}");
                     break;
                 }
-                assert!(round < 1_000, "{count} changes of SMs were measured");
+                assert!(round < 1_000, "{count} launches were measured");
                 core.say("again");
             }
             core.say("next");

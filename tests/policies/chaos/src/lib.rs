@@ -389,7 +389,7 @@ fn used() -> u64 {
             + 1_000 * u64::from(c.min_share_permille)
             + 2 * c.backlogged_ns
             + 3 * c.backlogged_since_ns
-            + 7 * host::width_change_ns(1)
+            + 7 * host::width_cost_ns(1)
     })
 }
 

@@ -273,7 +273,7 @@ fn value(record: &Record, context: &Context) -> Value {
             "in_flight_ns": u.in_flight_ns, "measured_ns": u.measured_ns, "charged_ns": u.charged_ns,
             "min_share_permille": u.min_share_permille, "backlogged_ns": u.backlogged_ns,
             "backlogged_since_ns": Some(u.backlogged_since_ns).filter(|ns| *ns != NEVER),
-            "sm_change_ns": u.sm_change_ns,
+            "limit_cost_ns": u.limit_cost_ns,
         }}),
         Record::Service { id, view: v } => json!({"service": {
             "id": id, "slo_ns": v.objective.map(|o| o.slo_ns), "percentile": v.objective.map(|o| o.percentile),

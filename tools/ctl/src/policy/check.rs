@@ -24,6 +24,9 @@ pub struct CheckArgs {
     /// Require that best-effort clients get GPU time by their weights and floors
     #[arg(long)]
     pub fair: bool,
+    /// Require that two services keep their objectives beside a training, in the simulator
+    #[arg(long)]
+    pub objectives: bool,
     /// The limits of the policy: the core's defaults, or those for components with an interpreter.
     #[arg(long, value_enum, default_value = "default")]
     pub limits: super::LimitsArg,
@@ -43,8 +46,13 @@ pub fn run(args: &CheckArgs) -> Result<(), CtlError> {
         tally_wasm_host::Compiler::this_program().map_err(|e| CtlError::Failed(e.to_string()))?;
     let subject = Wasm::open(compiler, &args.file, &config, &args.limits.limits(), granted)
         .map_err(|e| CtlError::Failed(e.to_string()))?;
-    let report =
-        check_loaded(&subject, &Options { seed: args.seed, fair: args.fair, ..Options::default() });
+    let options = Options {
+        seed: args.seed,
+        fair: args.fair,
+        objectives: args.objectives,
+        ..Options::default()
+    };
+    let report = check_loaded(&subject, &options);
     let mut out = std::io::stdout().lock();
     if args.json {
         let text =

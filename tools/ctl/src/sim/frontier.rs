@@ -81,7 +81,7 @@ impl Outcome {
     fn new(multiple: f64, percentile: f64, slos_ms: &[f64], report: &Report) -> Self {
         let kept = |(service, slo_ms): (&High, &f64)| Kept {
             slo_ms: *slo_ms,
-            within: service.within.unwrap_or(0.0),
+            within: service.within.unwrap_or(1.0),
             service_p99_ms: service.service_p99_ms,
         };
         let mut services: Vec<Kept> = report.each_service().iter().zip(slos_ms).map(kept).collect();

@@ -8,7 +8,6 @@ use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::Objective;
 use tally_simulator::{Arrivals, Service, Trace};
 
-/// Largest load.
 pub const LOAD_MAX: f64 = 100.0;
 
 /// A value of `--be`.

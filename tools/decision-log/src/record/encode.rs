@@ -157,7 +157,7 @@ impl Encoder<'_> {
         self.u32(usage.min_share_permille);
         self.u64(usage.backlogged_ns);
         self.u64(usage.backlogged_since_ns);
-        self.u64(usage.sm_change_ns);
+        self.u64(usage.limit_cost_ns);
     }
 
     pub fn service(&mut self, id: ClientId, view: &ServiceView) {

@@ -148,6 +148,8 @@ impl<'a> Serving<'a> {
             let kept = self.service_ns.iter().filter(|ns| **ns <= slo_ns).count() as u64;
             over(kept, self.arrivals.len() as u64)
         });
+        // Of no requests no share is kept or missed.
+        let within = within.filter(|_| !self.arrivals.is_empty());
         let queued = [0.5, 0.99].map(|q| percentile(&mut self.queued_ns, q));
         let alone = percentile(&mut solo_queued, 0.99);
         High {

@@ -1,17 +1,18 @@
-//! What it costs a stream that its next launch runs on another number of SMs: how long the GPU has nothing of that
-//! stream to do, from the end of what was before to when the launch may start, by two timed events.
+//! What it costs a stream that a launch goes to another one, on some of the SMs: how long the GPU has nothing of the
+//! program's stream to do, from when what is before the launch has ended to when the launch may start, by two timed
+//! events.
 //!
-//! The first changes are timed, and then one in [`EVERY`], none while another is open. What the GPU had ended before
-//! the launch was made says nothing and is dropped.
+//! The first such launches are timed, and then one in [`EVERY`], none while another is open. The time of one is read
+//! when the next is to be timed. If the GPU had ended all before the launch was made, that says nothing.
 
 use crate::cuda::{NOT_READY, Ptr, SUCCESS, driver};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_ipc::ClientRegion;
-use tally_ipc::layout::SM_CHANGE_SLOTS;
+use tally_ipc::layout::LIMIT_COST_SLOTS;
 
-/// Of later changes one in so many is timed.
+/// Of later launches one in so many is timed.
 const EVERY: u32 = 16;
 
 /// There are no events.
@@ -24,7 +25,8 @@ const TAKEN: u32 = 2;
 const OPEN: u32 = 3;
 
 static STATE: AtomicU32 = AtomicU32::new(NONE);
-static CHANGES: AtomicU32 = AtomicU32::new(0);
+/// Launches that went to another stream.
+static GONE: AtomicU32 = AtomicU32::new(0);
 /// Behind what was before, and before the launch.
 static EVENTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
@@ -52,6 +54,7 @@ pub fn make() {
         }
         slot.store(event as usize, Release);
     }
+    GONE.store(0, Relaxed);
     STATE.store(FREE, Release);
 }
 
@@ -75,13 +78,13 @@ pub fn forget() -> [usize; 2] {
     [0, 1].map(|which| EVENTS[which].swap(0, AcqRel))
 }
 
-/// A change that is timed. Dropped, it says nothing.
+/// A launch that is timed. Dropped, it says nothing.
 pub struct Timed(());
 
-/// The next launch behind `latest`, the stream that has the work before it, runs on another number of SMs.
+/// The next launch goes to another stream than `latest`, which has the work before it.
 pub fn begin(client: &ClientRegion, latest: usize) -> Option<Timed> {
-    let before = CHANGES.fetch_add(1, Relaxed);
-    if before >= SM_CHANGE_SLOTS as u32 && !before.is_multiple_of(EVERY) {
+    let before = GONE.fetch_add(1, Relaxed);
+    if before >= LIMIT_COST_SLOTS as u32 && !before.is_multiple_of(EVERY) {
         return None;
     }
     let was_open = take(OPEN);
@@ -122,11 +125,11 @@ fn publish(client: &ClientRegion) -> bool {
             // SAFETY: a valid out-pointer; events of ours.
             let asked = d.relaxed(|| unsafe { elapsed(&mut ms, event(0), event(1)) });
             if asked == SUCCESS && ms.is_finite() {
-                let changes = &client.sm_changes;
-                let count = changes.count.load(Relaxed);
-                let slot = &changes.latest_ns[(count % SM_CHANGE_SLOTS as u64) as usize];
+                let costs = &client.limit_costs;
+                let count = costs.count.load(Relaxed);
+                let slot = &costs.latest_ns[(count % LIMIT_COST_SLOTS as u64) as usize];
                 slot.store((f64::from(ms) * 1e6).max(1.0) as u64, Relaxed);
-                changes.count.store(count + 1, Release);
+                costs.count.store(count + 1, Release);
             }
         }
         _ => {}
