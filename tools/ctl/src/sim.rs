@@ -59,7 +59,7 @@ pub struct SimArgs {
     #[arg(long, value_name = "N,N...", value_delimiter = ',', value_parser = multiple)]
     #[arg(requires = "hp", conflicts_with = "slo")]
     pub frontier: Vec<f64>,
-    /// File of arrival times in place of random ones: one a line, in seconds, rising.
+    /// File of arrival times in place of random ones, the same for each service: one a line, in seconds, rising.
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
     /// The policy: a component, `built-in`, `native:NAME` (the same rule as the component's, compiled natively:

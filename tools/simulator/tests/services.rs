@@ -125,7 +125,8 @@ fn services_have_their_own_objectives_arrivals_and_launches() {
             (bert.clone(), Some(5.0), None, true),
             (resnet.clone(), None, None, false),
             (bert, None, Some(7.0), true),
-            (resnet, Some(5.0), None, true),
+            // Nothing arrived, so nothing was kept or missed.
+            (resnet, Some(5.0), None, false),
         ]
     );
     let arrived: Vec<u64> = report.services.iter().map(|s| s.arrived).collect();

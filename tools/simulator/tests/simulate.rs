@@ -20,7 +20,7 @@ fn simulate(
     arrivals: &Arrivals,
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
-    tally_simulator::simulate(setup, &Service::new(high, arrivals), low, policy)
+    simulate_as(true, setup, high, low, arrivals, policy)
 }
 
 /// The same; it launches each kernel by itself unless `graph`.
