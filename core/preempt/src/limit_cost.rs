@@ -21,7 +21,7 @@ const NONE: u32 = 0;
 const FREE: u32 = 1;
 /// A thread uses them.
 const TAKEN: u32 = 2;
-/// Both are in streams, and are to be asked.
+/// Both are in streams, and their times are not read yet.
 const OPEN: u32 = 3;
 
 static STATE: AtomicU32 = AtomicU32::new(NONE);

@@ -5,14 +5,14 @@ use super::DispatchClient;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use tally_ipc::layout::{LIMIT_COST_SLOTS, LimitCosts};
 
-/// Longer ones are believed to be as long, ns.
+/// A longer time counts as this one, ns.
 const LONGEST_NS: u64 = 1_000_000_000;
 
 /// Median of the latest, ns; 0: none was measured.
-pub fn median_ns(changes: &LimitCosts) -> u64 {
-    let count = changes.count.load(Acquire).min(LIMIT_COST_SLOTS as u64) as usize;
+pub fn median_ns(costs: &LimitCosts) -> u64 {
+    let count = costs.count.load(Acquire).min(LIMIT_COST_SLOTS as u64) as usize;
     let mut latest_ns = [0; LIMIT_COST_SLOTS];
-    for (ns, word) in latest_ns.iter_mut().zip(&changes.latest_ns[..count]) {
+    for (ns, word) in latest_ns.iter_mut().zip(&costs.latest_ns[..count]) {
         *ns = word.load(Relaxed).min(LONGEST_NS);
     }
     let latest_ns = &mut latest_ns[..count];
@@ -21,11 +21,10 @@ pub fn median_ns(changes: &LimitCosts) -> u64 {
 }
 
 impl DispatchClient {
-    /// Tell the engine.
     pub(super) fn poll_limit_costs(&mut self, engine: &mut Engine) {
-        let changes = &self.link.region.limit_costs;
-        self.limit_costs_seen = changes.count.load(Acquire);
-        engine.limit_cost_measured(self.link.info.id, median_ns(changes));
+        let costs = &self.link.region.limit_costs;
+        self.limit_costs_seen = costs.count.load(Acquire);
+        engine.limit_cost_measured(self.link.info.id, median_ns(costs));
     }
 }
 
@@ -34,17 +33,17 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
 
-    fn changes(count: u64, latest_ns: [u64; LIMIT_COST_SLOTS]) -> LimitCosts {
+    fn costs(count: u64, latest_ns: [u64; LIMIT_COST_SLOTS]) -> LimitCosts {
         LimitCosts { count: AtomicU64::new(count), latest_ns: latest_ns.map(AtomicU64::new) }
     }
 
     #[test]
     fn the_median_is_of_what_was_measured() {
         let mut latest_ns = [0; LIMIT_COST_SLOTS];
-        assert_eq!(median_ns(&changes(0, latest_ns)), 0);
+        assert_eq!(median_ns(&costs(0, latest_ns)), 0);
         latest_ns[..3].copy_from_slice(&[9_000, 5_000, 7_000]);
-        assert_eq!(median_ns(&changes(1, latest_ns)), 9_000);
-        assert_eq!(median_ns(&changes(3, latest_ns)), 7_000);
-        assert_eq!(median_ns(&changes(u64::MAX, [u64::MAX; LIMIT_COST_SLOTS])), LONGEST_NS);
+        assert_eq!(median_ns(&costs(1, latest_ns)), 9_000);
+        assert_eq!(median_ns(&costs(3, latest_ns)), 7_000);
+        assert_eq!(median_ns(&costs(u64::MAX, [u64::MAX; LIMIT_COST_SLOTS])), LONGEST_NS);
     }
 }
