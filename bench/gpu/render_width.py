@@ -6,7 +6,7 @@ def lines(content, table, made_with):
     text = ["## What a width costs", ""]
     text += made_with(content["machine"], "width")
     text += [
-        "Trainings alone in `mps`: every launch that can be on some of the SMs is, each as decided, or most leased, with a width (`widths.set`). *Put off*: `sm_limits.put_off_joins`. *Over all SMs*: of the speed with all launches whole, in the same process and round; median, least and most of the rounds.",
+        "Trainings alone in `mps`: every launch that can be on some of the SMs is, each as decided, or most leased, with a width (`widths.set`). *Put off*: `sm_limits.put_off_joins`. *Over all SMs*: of the speed with all launches whole, in the same process and round; median, least and most of the rounds. *Stream waits*: how long the GPU has nothing of a stream's to do before a launch that goes to some of the SMs, as the core tells (`sm_limit_us_p50`); medians of the rounds.",
         "",
     ]
     if content.get("note"):
@@ -16,9 +16,10 @@ def lines(content, table, made_with):
         least, most = row["over_all_sms_of_rounds"]
         over = f"{row['over_all_sms']:.3f} ({least:.3f}, {most:.3f})" if row["sms"] else ""
         counts = [row["launches"], row["sm_limited"], row["sm_limited_consecutive"]]
+        cost_us = row.get("sm_limit_us_p50")
         how = ["leased"] * row["leased"] + ["put off"] * row["put_off_joins"]
-        rows.append([row["job"], row["sms"] or "all", ", ".join(how), f"{row['steps_per_s']:.2f}", over, *counts])
-    header = ["training", "SMs", "how", "steps/s", "over all SMs", "launches", "on some of the SMs", "directly behind another"]
+        rows.append([row["job"], row["sms"] or "all", ", ".join(how), f"{row['steps_per_s']:.2f}", over, *counts, f"{cost_us:.1f}" if cost_us else ""])
+    header = ["training", "SMs", "how", "steps/s", "over all SMs", "launches", "on some of the SMs", "directly behind another", "stream waits, p50 us"]
     text += table(header, rows)
     if not content["changes"]:
         return text

@@ -34,10 +34,11 @@ LIMITED_SHARE_MIN = 0.05
 
 
 def counts(core, name):
-    """What was done with the client's launches so far."""
+    """What was done with the client's launches so far, and what the latest limited ones cost."""
     entry = client(core.status(), name)
     transformed = entry["transformed"]
-    return launches(entry)["total"], transformed["sm_limited"], transformed["sm_limited_consecutive"]
+    made = launches(entry)["total"], transformed["sm_limited"], transformed["sm_limited_consecutive"]
+    return made, transformed["sm_limit_us_p50"]
 
 
 class Turns:
@@ -57,12 +58,13 @@ class Turns:
         return self.be.ask("train", job=self.job, start_at=soon(), seconds=seconds, timeout_s=seconds + 60)["steps_per_s"]
 
     def measure(self, sms, way):
-        """(steps a second, launches and how many of them were limited)."""
+        """(steps a second, launches and how many of them were limited, what these cost)."""
         self.load(sms, way)
         self.train(self.suite.args.seconds / 4)
-        before = counts(self.core, self.be.name)
+        before, _ = counts(self.core, self.be.name)
         rate = self.train(self.suite.args.seconds)
-        return rate, [now - then for now, then in zip(counts(self.core, self.be.name), before, strict=True)]
+        after, cost_us = counts(self.core, self.be.name)
+        return rate, [now - then for now, then in zip(after, before, strict=True)], cost_us
 
 
 def measure(suite, job, puts_off, failures):
@@ -84,12 +86,16 @@ def measure(suite, job, puts_off, failures):
                     found[plan].append(turns.measure(*plan))
     rows = []
     for (sms, way), runs in found.items():
-        ratios = [rate / whole for (rate, _), (whole, _) in zip(runs, found[0, way], strict=True)]
-        made, limited, consecutive = (sum(of) for of in zip(*(counted for _, counted in runs), strict=True))
-        row = {"job": job, "sms": sms or None, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(median([rate for rate, _ in runs]), 4)}
+        rates, counted, costs_us = zip(*runs, strict=True)
+        ratios = [rate / whole for rate, (whole, *_) in zip(rates, found[0, way], strict=True)]
+        made, limited, consecutive = (sum(of) for of in zip(*counted, strict=True))
+        row = {"job": job, "sms": sms or None, "put_off_joins": puts_off, "leased": way == "leased", "steps_per_s": round(median(rates), 4)}
         row |= {"over_all_sms": round(median(ratios), 4), "over_all_sms_of_rounds": [round(min(ratios), 4), round(max(ratios), 4)]}
-        rows.append(row | {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive})
+        row |= {"launches": made, "sm_limited": limited, "sm_limited_consecutive": consecutive}
+        rows.append(row | {"sm_limit_us_p50": round(median(costs_us), 2) if sms else None})
         print(rows[-1], flush=True)
+        if sms and job not in GRAPHS and not all(costs_us):
+            failures.add(f"{name}: what launches on {sms} SMs cost was not measured")
         if sms and limited < LIMITED_SHARE_MIN * made:
             failures.add(f"{name}: only {limited} of {made} launches were on {sms} SMs")
     return rows

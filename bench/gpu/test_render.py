@@ -286,12 +286,12 @@ class Renderer(unittest.TestCase):
 
     def test_a_width_is_shown_over_all_sms(self):
         whole = {"job": "gpt2-train", "sms": None, "put_off_joins": False, "leased": False, "steps_per_s": 10.0, "over_all_sms": 1.0, "over_all_sms_of_rounds": [1.0, 1.0], "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}
-        some = {**whole, "sms": 112, "put_off_joins": True, "leased": True, "steps_per_s": 8.5, "over_all_sms": 0.85, "over_all_sms_of_rounds": [0.84, 0.9], "sm_limited": 400, "sm_limited_consecutive": 380}
+        some = {**whole, "sms": 112, "put_off_joins": True, "leased": True, "steps_per_s": 8.5, "over_all_sms": 0.85, "over_all_sms_of_rounds": [0.84, 0.9], "sm_limited": 400, "sm_limited_consecutive": 380, "sm_limit_us_p50": 4.21}
         gap = {"count": 300, "p50_us": 1.25, "p95_us": 9.0, "p99_us": 20.0}
         self.put("width.json", {"rows": [whole, some], "changes": [{"job": "gpt2-train", "changed": gap, "same": {"count": 0}}]})
         text = self.text()
         self.assertIn("| gpt2-train | all |  | 10.00 |  | 500 | 0 | 0 |", text)
-        self.assertIn("| gpt2-train | 112 | leased, put off | 8.50 | 0.850 (0.840, 0.900) | 500 | 400 | 380 |", text)
+        self.assertIn("| gpt2-train | 112 | leased, put off | 8.50 | 0.850 (0.840, 0.900) | 500 | 400 | 380 | 4.2 |", text)
         self.assertIn("| gpt2-train | 300 | 1.2 / 9.0 / 20.0 | 0 | - |", text)
 
     def test_figures_of_hostile_clients(self):
