@@ -56,6 +56,7 @@ mod load;
 mod service;
 mod settings;
 mod share;
+mod space;
 
 use service::Service;
 use settings::Settings;

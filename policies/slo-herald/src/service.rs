@@ -482,7 +482,9 @@ impl Service {
         let [longest_ns, next_ns] = self.longest_ns;
         self.longest_ns = [longest_ns.max(took_ns), next_ns.max(took_ns.min(longest_ns))];
         let is_over = now_ns.saturating_sub(self.review_from_ns) >= REVIEW_NS;
-        let units_min = if is_over { REVIEW_UNITS_MIN } else { REVIEW_UNITS };
+        // Too many that are late are soon known.
+        let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;
+        let units_min = if is_over || is_too_late { REVIEW_UNITS_MIN } else { REVIEW_UNITS };
         if self.reviewed < units_min {
             return false;
         }
@@ -496,7 +498,6 @@ impl Service {
         let is_wanted = self.short_in_review > 0 || self.share.sms().is_some();
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
-        let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;
         self.tolerated = self.tolerated.max(0.0);
         let verdict = if is_too_late || busy_permille > BUSY_PERMILLE_FAR {
             Verdict::Lower

@@ -2,9 +2,11 @@
 //!
 //! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit. Time
 //! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
-//! if its kernels do not fill the GPU. Each way has a level, raised while all units are early, and lowered once too
-//! many are late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
+//! if its kernels do not fill the GPU. Each way has a level ([`Space`]'s is two numbers), raised while all units are
+//! early, and lowered once too many are late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
 //! Space is not tried while time holds nothing back, nor kept where no launch can be limited or is that small.
+
+use crate::space::Space;
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`].
 pub const REVIEW_UNITS: u32 = 64;
@@ -20,32 +22,14 @@ const SETTLE_REVIEWS_MAX: u32 = 24;
 const STUCK_REVIEWS: u32 = 4;
 /// Reviews over which the work in a way is measured.
 const MEASURED_REVIEWS: u32 = 6;
-/// Reviews after which the other way is tried again.
-const TRIAL_REVIEWS: u32 = 96;
+/// Reviews after which the other way is tried again; twice as many after each trial that it lost, up to the second.
+const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
 /// More work than this is not let in, whatever a saved state says.
 const WORTH_PERMILLE_MAX: u64 = 1_000_000;
 /// The other way is taken if it lets in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
 /// Time holds something back if it does so in more than one unit in so many.
 const SHORT_UNITS_PER: u64 = 10;
-/// Early reviews in a row before more SMs are tried again, once the limit was found; half as many before.
-const EARLY_REVIEWS: u32 = 4;
-/// On more SMs the longest unit is not to take more of the objective, percent.
-const LONGEST_PERCENT_MAX: u64 = 95;
-
-/// Numbers of SMs that launches can be limited to and that best effort is given: not so few that a kernel would hold
-/// its program up for too long.
-fn usable(widths: &[u32], sm_count: u32) -> Vec<u32> {
-    let is_usable = |sms: &u32| (sm_count / 6..sm_count).contains(sms) && *sms > 0;
-    widths.iter().copied().filter(is_usable).collect()
-}
-
-/// A third of the SMs, or the next wider width; 0: there is none.
-fn sms_at_first(widths: &[u32], sm_count: u32) -> u32 {
-    let wide = widths.iter().find(|sms| **sms >= sm_count / 3);
-    wide.or(widths.last()).copied().unwrap_or(0)
-}
-
 /// How best effort shares the GPU with an open unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -72,8 +56,6 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     found_limit: bool,
-    /// Reviews in a row that asked for more.
-    early: u32,
     /// Best-effort work let in, in thousandths of the time; 0: not measured yet.
     worth_permille: u64,
 }
@@ -84,23 +66,24 @@ pub struct Share {
     way: Way,
     /// SMs of the GPU, or 0 while it is not known; then there is no space to share.
     sm_count: u32,
-    /// What [`usable`] leaves of the core's partitions.
-    widths: Vec<u32>,
     rate: u64,
-    sms: u32,
-    /// Widths that were in use, a bit for each. The first launch on a new one makes a stream, which holds up the GPU.
-    used: u64,
+    space: Space,
     known: [Known; 2],
     /// Reviews since this way was taken, and since its work is measured.
     reviews: u32,
     measured: u32,
-    /// Reviews since both ways were compared.
+    /// Reviews since both ways were compared, and after how many the other way is tried.
     compared: u32,
+    trial_after: u32,
+    /// This way is tried.
+    is_trial: bool,
     work_ns: u64,
     since_ns: u64,
     /// Units meanwhile, and those of them in which a launch was held for want of time.
     units: u64,
     short_units: u64,
+    /// A launch was held for want of time since the last review.
+    is_short: bool,
     /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was
     /// open.
     limited: u64,
@@ -114,22 +97,22 @@ pub struct Share {
 impl Share {
     /// Nothing is known: time, at the rate to start with. Launches can be limited to `widths`.
     pub fn new(sm_count: u32, widths: &[u32]) -> Self {
-        let widths = usable(widths, sm_count);
         Share {
             way: Way::Time,
             sm_count,
             rate: RATE_START,
-            sms: sms_at_first(&widths, sm_count),
-            widths,
-            used: 0,
+            space: Space::new(sm_count, widths),
             known: [Known::default(); 2],
             reviews: 0,
             measured: 0,
             compared: 0,
+            trial_after: TRIAL_REVIEWS[0],
+            is_trial: false,
             work_ns: 0,
             since_ns: 0,
             units: 0,
             short_units: 0,
+            is_short: false,
             limited: 0,
             within: 0,
             was_late: false,
@@ -139,7 +122,9 @@ impl Share {
 
     /// Forget all but the GPU.
     pub fn forget(&mut self) {
-        *self = Share::new(self.sm_count, &self.widths);
+        self.space.forget();
+        let space = std::mem::replace(&mut self.space, Space::new(0, &[]));
+        *self = Share { space, ..Share::new(self.sm_count, &[]) };
     }
 
     /// The levels and what was found of them, as numbers.
@@ -149,11 +134,11 @@ impl Share {
             self.way as u64,
             self.sm_count.into(),
             self.rate,
-            self.sms.into(),
-            self.used,
+            self.space.sms().into(),
+            self.space.used(),
             time.found_limit.into(),
             time.worth_permille,
-            space.found_limit.into(),
+            self.space.rate(),
             space.worth_permille,
         ];
         numbers.map(|number| number.to_string()).join(" ")
@@ -161,43 +146,34 @@ impl Share {
 
     /// Go on from those numbers. False, and nothing changes, if they are none.
     pub fn remember(&mut self, numbers: &[u64]) -> bool {
-        let [way, sm_count, rate, sms, used, found_time, time, found_space, space] = *numbers
+        let [way, sm_count, rate, sms, used, found_limit, time, rate_in_space, space] = *numbers
         else {
             return false;
         };
         let (Ok(sm_count), Ok(sms)) = (u32::try_from(sm_count), u32::try_from(sms)) else {
             return false;
         };
-        let known = |found: u64, worth: u64| Known {
-            found_limit: found > 0,
-            early: 0,
+        let known = |found_limit: bool, worth: u64| Known {
+            found_limit,
             worth_permille: worth.min(WORTH_PERMILLE_MAX),
         };
         let is_space = way == Way::Space as u64 && (1..sm_count).contains(&sms);
-        let gpu = (self.sm_count, std::mem::take(&mut self.widths));
-        *self = Share {
-            way: if is_space { Way::Space } else { Way::Time },
-            rate: rate.clamp(RATE_MIN, RATE_MAX),
-            sms,
-            used,
-            known: [known(found_time, time), known(found_space, space)],
-            ..Share::new(sm_count, &[])
-        };
-        // Whether there is such a width is known with the GPU.
-        if let (gpu_sms @ 1.., widths) = gpu {
-            self.set_gpu(gpu_sms, &widths);
+        self.way = if is_space { Way::Space } else { Way::Time };
+        self.rate = rate.clamp(RATE_MIN, RATE_MAX);
+        self.known = [known(found_limit > 0, time), known(false, space)];
+        let space = std::mem::replace(&mut self.space, Space::new(0, &[]));
+        self.space = space.remember(sm_count, sms, rate_in_space, used);
+        if !self.space.is_there() {
+            self.way = Way::Time;
         }
         true
     }
 
     /// The GPU's SMs are known now, and to how many launches can be limited.
     pub fn set_gpu(&mut self, sm_count: u32, widths: &[u32]) {
-        self.widths = usable(widths, sm_count);
-        if self.sm_count != sm_count || !self.widths.contains(&self.sms) {
-            self.sm_count = sm_count;
-            self.sms = sms_at_first(&self.widths, sm_count);
-        }
-        if self.widths.is_empty() {
+        self.sm_count = sm_count;
+        self.space = self.space.on_gpu(sm_count, widths);
+        if !self.space.is_there() {
             self.way = Way::Time;
         }
     }
@@ -207,13 +183,13 @@ impl Share {
         match self.way {
             Way::Time => self.rate,
             // For what cannot be limited.
-            Way::Space => self.rate * 3 / 4,
+            Way::Space => self.space.rate(),
         }
     }
 
     /// SMs on which best effort may run while a unit is open; `None` in the other way.
     pub fn sms(&self) -> Option<u32> {
-        (self.way == Way::Space).then_some(self.sms)
+        (self.way == Way::Space).then(|| self.space.sms())
     }
 
     /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
@@ -226,6 +202,7 @@ impl Share {
     pub fn unit(&mut self, short: bool) {
         self.units += 1;
         self.short_units += u64::from(short);
+        self.is_short |= short;
     }
 
     /// A launch is limited to some SMs.
@@ -243,12 +220,8 @@ impl Share {
             }
             Way::Space => {
                 let is_again = std::mem::replace(&mut self.was_late, true);
-                let known = &mut self.known[Way::Space as usize];
-                (known.found_limit, known.early) = (true, 0);
-                let narrower = self.widths.iter().rev().find(|sms| **sms <= self.sms / 4 * 3);
-                match narrower.filter(|_| !is_again) {
-                    Some(sms) => self.sms = *sms,
-                    None => self.give_up(),
+                if is_again || !self.space.narrow() {
+                    self.give_up();
                 }
             }
         }
@@ -256,11 +229,15 @@ impl Share {
 
     /// The next [`REVIEW_UNITS`] units are over. True if what a unit bears changed.
     pub fn review(&mut self, now_ns: u64, verdict: Verdict) -> bool {
-        let before = (self.way, self.rate, self.sms);
+        let before = (self.way, self.rate(), self.sms());
         self.is_measured = false;
+        let short = std::mem::take(&mut self.is_short);
         match self.way {
             Way::Time => self.change_rate(verdict),
-            Way::Space => self.change_sms(verdict),
+            Way::Space if !self.space.review(verdict, short) => self.give_up(),
+            // What was let in on other SMs does not count.
+            Way::Space if self.sms() != before.2 => self.measured = 0,
+            Way::Space => {}
         }
         self.reviews += 1;
         self.compared += 1;
@@ -270,7 +247,7 @@ impl Share {
         } else {
             self.compare(now_ns);
         }
-        (self.way, self.rate, self.sms) != before
+        (self.way, self.rate(), self.sms()) != before
     }
 
     fn change_rate(&mut self, verdict: Verdict) {
@@ -295,42 +272,6 @@ impl Share {
         }
     }
 
-    fn change_sms(&mut self, verdict: Verdict) {
-        let known = &mut self.known[Way::Space as usize];
-        let at = self.widths.iter().position(|sms| *sms == self.sms).unwrap_or(0);
-        let bit = 1u64.checked_shl(at as u32).unwrap_or(0);
-        let is_new = self.used & bit == 0;
-        self.used |= bit;
-        match verdict {
-            Verdict::Lower if is_new => {}
-            Verdict::Lower | Verdict::Ease => {
-                let far = verdict == Verdict::Lower && !known.found_limit;
-                let less = if far { at / 4 } else { 0 };
-                (known.found_limit, known.early) = (true, 0);
-                match at.checked_sub(less.max(1)) {
-                    Some(at) => self.sms = self.widths[at],
-                    None => self.give_up(),
-                }
-            }
-            Verdict::Keep => known.early = 0,
-            Verdict::Raise { longest, alone } => {
-                known.early += 1;
-                // A new number may make a unit late, and few may be.
-                let early = if known.found_limit { EARLY_REVIEWS } else { EARLY_REVIEWS / 2 };
-                if known.early >= early {
-                    // What best effort adds to a unit grows with its SMs.
-                    let fits = |sms: &u32| {
-                        let added = longest.saturating_sub(alone) * u64::from(*sms);
-                        alone + added / u64::from(self.sms.max(1)) <= LONGEST_PERCENT_MAX
-                    };
-                    let wider = self.widths.get(at + 1).copied();
-                    self.sms = wider.filter(fits).unwrap_or(self.sms);
-                    known.early = 0;
-                }
-            }
-        }
-    }
-
     /// Measure the way taken once it has settled, and take the other if it is better or due for a trial.
     fn compare(&mut self, now_ns: u64) {
         let known = &mut self.known[self.way as usize];
@@ -338,7 +279,11 @@ impl Share {
             // No unit bears even one launch: what waits is too long, and would do so for ever if there is no pause.
             let is_stuck = self.within == 0 && self.short_units > 0;
             let settle_reviews = if is_stuck { STUCK_REVIEWS } else { SETTLE_REVIEWS_MAX };
-            if !known.found_limit && self.reviews < settle_reviews {
+            let is_settled = match self.way {
+                Way::Time => known.found_limit,
+                Way::Space => self.space.is_settled(),
+            };
+            if !is_settled && self.reviews < settle_reviews {
                 return;
             }
             self.measure(now_ns);
@@ -351,22 +296,35 @@ impl Share {
         let passed_ns = now_ns.saturating_sub(self.since_ns).max(1);
         let worth_permille = self.work_ns.saturating_mul(1_000) / passed_ns;
         known.worth_permille = worth_permille.clamp(1, WORTH_PERMILLE_MAX);
+        if self.way == Way::Space {
+            self.space.measured(known.worth_permille);
+        }
         self.is_measured = true;
         let mine = known.worth_permille;
         let other = self.known[self.other() as usize].worth_permille;
         let is_worse = other * 100 > mine * BETTER_PERCENT;
-        let is_due = self.compared >= TRIAL_REVIEWS || other == 0;
+        let is_due = self.compared >= self.trial_after || other == 0;
         let holds = self.short_units * SHORT_UNITS_PER > self.units;
         self.measure(now_ns);
+        if self.is_trial {
+            self.end_trial(!is_worse);
+        }
         if self.way == Way::Time && !holds {
             return;
         }
-        if !self.widths.is_empty() && (is_worse || is_due) {
+        if self.space.is_there() && (is_worse || is_due) {
             if is_due {
                 self.compared = 0;
             }
             self.take(self.other());
+            self.is_trial = is_due;
         }
+    }
+
+    fn end_trial(&mut self, is_won: bool) {
+        let [first, last] = TRIAL_REVIEWS;
+        self.trial_after = if is_won { first } else { (self.trial_after * 2).min(last) };
+        self.is_trial = false;
     }
 
     fn measure(&mut self, now_ns: u64) {
@@ -377,7 +335,7 @@ impl Share {
     /// What was found, if the last review measured a way.
     pub fn found(&mut self) -> Option<String> {
         let [time, space] = self.known.map(|known| known.worth_permille);
-        let (rate, sms) = (self.rate, self.sms);
+        let (rate, sms) = (self.rate, self.space.sms());
         std::mem::take(&mut self.is_measured).then(|| {
             format!("{time} permille at a rate of {rate} permille, {space} permille on {sms} SMs")
         })
@@ -393,7 +351,8 @@ impl Share {
     /// Space is of no use before the next trial.
     fn give_up(&mut self) {
         self.known[Way::Space as usize].worth_permille = 1;
-        self.sms = sms_at_first(&self.widths, self.sm_count);
+        self.space.give_up();
+        self.end_trial(false);
         self.compared = 0;
         self.take(Way::Time);
     }
@@ -401,5 +360,8 @@ impl Share {
     fn take(&mut self, way: Way) {
         (self.way, self.reviews, self.measured) = (way, 0, 0);
         (self.limited, self.within, self.was_late) = (0, 0, false);
+        if way == Way::Space {
+            self.space.begin(self.rate);
+        }
     }
 }
