@@ -23,7 +23,8 @@
 //!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`])
 //!         if on some SMs, as 64 launches before it in a row: as the client's width ([`Standing`])
 //!
-//! after each 64 units of a service that were not measured alone, or 8 in a second (`share.rs`):
+//! after each 64 units of a service that were not measured alone, or 8 in a second or of which too many were late
+//! (`share.rs`):
 //!     if more were late than it tolerates, or the service is
 //!     far too busy:                                          level := far less
 //!     if best effort makes it busy over four fifths:         level := less
@@ -34,9 +35,8 @@
 //! There are two ways to share the GPU with an open unit, each with a level that is learned. In *time* the level is the
 //! rate: best-effort time that a unit bears for each nanosecond that it can spare. It is low where kernels wait for
 //! each other, and high where the GPU idles within a unit because the service's CPU part takes longer. In *space* the
-//! level is a number of SMs on which best effort runs beside the unit for as long as it takes; what cannot be limited
-//! to them is let in as in the other way, at three quarters of the rate. Both are learned, so that nobody has to tell
-//! what suits which service.
+//! level is a number of SMs on which best effort runs beside the unit for as long as it takes, and a rate for what
+//! cannot be limited to them (`space.rs`). Both are learned, so that nobody has to tell what suits which service.
 //!
 //! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or best
 //! effort makes it busy nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for,

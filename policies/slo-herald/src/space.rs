@@ -49,8 +49,8 @@ pub struct Space {
     rate: u64,
     /// Widths that were in use, a bit for each. The first launch on a new one makes a stream, which holds up the GPU.
     used: u64,
-    /// The width is tried: before it was the next narrower one.
-    is_trial: bool,
+    /// The width is tried: before it was the next narrower one, and this the rate there.
+    trial_from: Option<u64>,
     /// Reviews in a row that asked for more SMs.
     early: u32,
     /// More of it was too much, or is not wanted.
@@ -69,7 +69,7 @@ impl Space {
             at: 0,
             rate: RATE_START,
             used: 0,
-            is_trial: false,
+            trial_from: None,
             early: 0,
             is_settled: false,
         };
@@ -117,12 +117,12 @@ impl Space {
         if self.widths.get(self.at).is_none_or(|width| width.worth_permille == 0) {
             self.rate = (rate * 3 / 4).clamp(RATE_MIN, RATE_MAX);
         }
-        (self.is_trial, self.early, self.is_settled) = (false, 0, false);
+        (self.trial_from, self.early, self.is_settled) = (None, 0, false);
     }
 
     /// No unit bears it.
     pub fn give_up(&mut self) {
-        (self.is_trial, self.rate) = (false, RATE_START);
+        (self.trial_from, self.rate) = (None, RATE_START);
         self.start_over();
     }
 
@@ -173,8 +173,8 @@ impl Space {
 
     fn lower(&mut self, percent: u64) -> bool {
         (self.early, self.is_settled) = (0, true);
-        if self.is_trial {
-            self.end_trial();
+        if let Some(rate) = self.trial_from {
+            self.leave_width(rate);
             return true;
         }
         self.rate = self.rate * percent / 100;
@@ -183,21 +183,23 @@ impl Space {
 
     /// Less SMs. False if there are none.
     pub fn narrow(&mut self) -> bool {
-        (self.is_settled, self.rate) = (true, RATE_START);
+        self.is_settled = true;
         if self.at == 0 {
+            self.rate = RATE_START;
             return false;
         }
-        self.end_trial();
+        self.leave_width(self.trial_from.unwrap_or(RATE_START));
         true
     }
 
-    fn end_trial(&mut self) {
+    /// To the next narrower width, at this rate.
+    fn leave_width(&mut self, rate: u64) {
         if let Some(width) = self.widths.get_mut(self.at) {
             width.wait = width.wait_next;
             width.wait_next = (width.wait_next * 2).min(RETRY_REVIEWS_MAX);
         }
         self.at = self.at.saturating_sub(1);
-        self.is_trial = false;
+        (self.rate, self.trial_from) = (rate, None);
     }
 
     fn raise(&mut self, longest: u64, alone: u64, short: bool) {
@@ -216,9 +218,9 @@ impl Space {
         };
         let is_measured = self.widths.get(self.at).is_some_and(|width| width.worth_permille > 0);
         let wider = self.widths.get(self.at + 1).filter(fits).is_some();
-        if self.early >= EARLY_REVIEWS && is_measured && !self.is_trial && wider {
+        if self.early >= EARLY_REVIEWS && is_measured && self.trial_from.is_none() && wider {
             self.at += 1;
-            (self.is_trial, self.early) = (true, 0);
+            (self.trial_from, self.early) = (Some(self.rate), 0);
             self.rate = self.rate.min(RATE_START);
         }
     }
@@ -227,13 +229,92 @@ impl Space {
     pub fn measured(&mut self, worth_permille: u64) {
         let Some(width) = self.widths.get_mut(self.at) else { return };
         width.worth_permille = worth_permille;
-        if !std::mem::take(&mut self.is_trial) {
-            return;
-        }
+        let Some(rate) = self.trial_from.take() else { return };
         width.wait_next = RETRY_REVIEWS_MIN;
         let narrower = self.at.checked_sub(1).and_then(|at| self.widths.get(at));
         if narrower.is_some_and(|one| one.worth_permille * BETTER_PERCENT > worth_permille * 100) {
-            self.end_trial();
+            self.leave_width(rate);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EARLY: Verdict = Verdict::Raise { longest: 50, alone: 48 };
+
+    fn space() -> Space {
+        let mut space = Space::new(132, &[16, 32, 64, 96, 112]);
+        space.begin(400);
+        assert!(space.review(Verdict::Keep, false), "the first on a width");
+        space
+    }
+
+    #[test]
+    fn time_is_given_before_sms_and_taken_before_them() {
+        let mut space = space();
+        assert_eq!((space.sms(), space.rate()), (64, 300));
+        space.measured(500);
+        while space.rate() < RATE_MAX {
+            let before = space.rate();
+            assert!(space.review(EARLY, true) && !space.is_settled());
+            assert!(space.rate() > before && space.sms() == 64);
+        }
+        for sms in [64, 96] {
+            assert!(space.review(EARLY, false) && space.is_settled());
+            assert_eq!(space.sms(), sms);
+        }
+        assert!(space.rate() <= RATE_START, "what was borne on fewer SMs says little");
+        space.measured(600);
+        assert_eq!(space.sms(), 96, "more was let in");
+        let _is_new = space.review(Verdict::Lower, false);
+        let mut levels = Vec::new();
+        while space.review(Verdict::Lower, false) {
+            levels.push((space.sms(), space.rate()));
+        }
+        assert_eq!(levels[..4], [(96, 300), (96, 180), (96, 108), (64, RATE_START)]);
+        assert_eq!(levels.last().map(|(sms, _)| *sms), Some(32), "16 SMs are too few");
+    }
+
+    /// How many early reviews it takes until it is on more SMs.
+    fn until_wider(space: &mut Space) -> u32 {
+        let before = space.sms();
+        let reviews = (1..10_000).find(|_| space.review(EARLY, false) && space.sms() > before);
+        reviews.expect("it is tried again")
+    }
+
+    #[test]
+    fn more_sms_that_let_in_no_more_are_tried_ever_more_seldom() {
+        let mut space = space();
+        space.measured(500);
+        assert_eq!(until_wider(&mut space), EARLY_REVIEWS);
+        space.measured(510);
+        assert_eq!(space.sms(), 64, "no more than by chance");
+        assert_eq!(until_wider(&mut space), RETRY_REVIEWS_MIN);
+        // Too many units are late there: told without a measurement, but not by the first review on new SMs.
+        assert!(space.review(Verdict::Lower, false));
+        assert_eq!(space.sms(), 96);
+        assert!(space.review(Verdict::Lower, false));
+        assert_eq!((space.sms(), space.rate()), (64, 300), "as before");
+        let mut longest = 0;
+        for _ in 0..10 {
+            longest = until_wider(&mut space);
+            assert!(space.review(Verdict::Ease, false));
+        }
+        assert_eq!(longest, RETRY_REVIEWS_MAX);
+    }
+
+    #[test]
+    fn what_was_saved_holds_on_a_gpu_like_it() {
+        let nowhere = || Space::new(0, &[]).remember(132, 96, 10, 3);
+        assert_eq!((nowhere().sms(), nowhere().rate()), (96, RATE_MIN), "no GPU is known yet");
+        let widths = [32, 64, 96];
+        assert_eq!(nowhere().on_gpu(132, &widths).sms(), 96);
+        assert_eq!(nowhere().on_gpu(132, &widths[..2]).sms(), 64, "there is no such width");
+        assert_eq!(nowhere().on_gpu(108, &widths).sms(), 64, "another GPU");
+        assert!(!nowhere().on_gpu(132, &[]).is_there());
+        assert_eq!(space().remember(132, 32, u64::MAX, 0).rate(), RATE_MAX);
+        assert_eq!(space().remember(108, 32, 500, 0).sms(), 64, "of another GPU");
     }
 }

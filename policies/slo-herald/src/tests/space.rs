@@ -38,12 +38,15 @@ fn the_way_that_lets_more_work_in_is_kept() {
     b.end(MS);
     reviews(&mut b, 31, 200);
     assert_eq!(b.policy.services[0].share.sms(), None, "time was better");
-    reviews(&mut b, 60, 300);
-    let tried = (0..60).any(|_| {
-        reviews(&mut b, 1, 400);
-        b.policy.services[0].share.sms().is_some()
-    });
-    assert!(tried, "again after a while");
+    let mut tried_after = || {
+        (0..).find(|_| {
+            reviews(&mut b, 1, 300);
+            b.policy.services[0].share.sms().is_some()
+        })
+    };
+    let (first, second) = (tried_after().unwrap(), tried_after().unwrap());
+    assert!((100..200).contains(&first), "again after a while: {first}");
+    assert_eq!(second, 0, "and kept for now");
     reviews(&mut b, 31, 500);
     assert!(b.policy.services[0].share.sms().is_some(), "space was better");
 }
@@ -102,16 +105,17 @@ fn late_units_take_sms_back() {
     b.units(1, 4 * MS);
     b.units(65, MS);
     assert_eq!(sms(&b), Some(before));
+    let rate = b.policy.services[0].share.rate();
     b.units(1, 4 * MS);
     b.units(65, MS);
-    assert!(sms(&b).unwrap() < before, "two late within 128");
-    let before = sms(&b).unwrap();
+    assert_eq!(sms(&b), Some(before));
+    assert!(b.policy.services[0].share.rate() < rate, "two late within 128");
     b.units(3, 4 * MS);
     b.begin();
     let can = Launch { offered: FormsOffered::SM_LIMITED, grid_blocks: 1_000, ..b.asked(MS) };
     assert_eq!(b.decide_on(&can), HELD, "three late in 200: strict");
     b.end(MS);
-    assert!(sms(&b).unwrap() <= before / 4 * 3, "then on fewer SMs");
+    assert!(sms(&b).unwrap() < before, "then on fewer SMs");
     while b.policy.services[0].is_strict() {
         b.units(1, MS);
     }
@@ -163,14 +167,16 @@ fn more_sms_are_taken_only_where_units_would_stay_early() {
         }
         let sms = |b: &Bench| b.policy.services[0].share.sms();
         let before = sms(&b);
-        for _ in 0..4 * 65 {
+        let mut grew = false;
+        for _ in 0..32 * 65 {
             b.begin();
             let is_alone = b.policy.services[0].sms().is_none();
-            b.policy.services[0].share.let_in(MS, true);
+            b.policy.services[0].share.let_in(10 * MS, true);
             b.policy.services[0].share.limited();
             b.end(if is_alone { MS } else { beside_ns });
+            grew |= sms(&b) > before;
         }
-        assert_eq!(sms(&b) > before, grows, "{beside_ns}: {:?}", sms(&b));
+        assert_eq!(grew, grows, "{beside_ns}");
     }
 }
 
