@@ -54,11 +54,11 @@ def against_others(rows, table):
     body = []
     for hp, be, load, device, factor in dict.fromkeys((*key_of(row), row["slo_over_p99"]) for row in rows):
         alike = [row for row in rows if (*key_of(row), row["slo_over_p99"]) == (hp, be, load, device, factor)]
-        herald = best(row for row in alike if row["policy"] == HERALD)
-        other = best(row for row in alike if row["policy"] != HERALD)
+        of_herald, of_others = ([row for row in alike if (row["policy"] == HERALD) is is_herald] for is_herald in (True, False))
+        herald = best(of_herald)
         priority = best(row for row in alike if row["policy"] == PRIORITY and row["mode"] != PUT_OFF)
         over = f"{herald['be_share'] / priority['be_share']:.2f}x" if herald and priority else "-"
-        body.append([f"`{hp}`", f"`{be}`", f"{factor:g}x", told(herald), told(other), over])
+        body.append([f"`{hp}`", f"`{be}`", f"{factor:g}x", told(of_herald), told(of_others), over])
     header = ["service", "beside", "objective", "most under `slo-herald`", "most under another way", f"over `{PRIORITY}`"]
     intro = (
         "The largest best-effort share among the ways that keep the objective, and in brackets how many requests keep it with queueing. The last "
@@ -89,7 +89,10 @@ def compared(row):
     return f"{row['p99_ms'] / row['solo_p99_ms']:.1f}x, {row['attainment_percent']:.1f} %, {row['be_share']:.2f}"
 
 
-def told(row):
+def told(rows):
+    if not rows:
+        return "not measured"
+    row = best(rows)
     return f"{row['be_share']:.2f}, {row['mode']} ({row['attainment_queued_percent']:.0f} %)" if row else "none keeps it"
 
 

@@ -517,7 +517,7 @@ class SeveralRuns(unittest.TestCase):
         text = "\n".join(render_frontier.lines(rows, render.table, render.made_of))
         self.assertIn("| `a` | `b` | 2x | 0.50, tally-mps (90 %) | 0.40, tally-mps (90 %) | 1.25x |", text)
         text = "\n".join(render_frontier.lines([self.row(0.9, attainment=98.0)], render.table, render.made_of))
-        self.assertIn("| none keeps it | none keeps it | - |", text)
+        self.assertIn("| none keeps it | not measured | - |", text)
 
     def test_policies_are_compared_where_fifo_was_measured(self):
         times = {"p99_ms": 3.0, "solo_p99_ms": 1.5}

@@ -3,8 +3,9 @@
 //! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit. Time
 //! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
 //! if its kernels do not fill the GPU. Each way has a level ([`Space`]'s is two numbers), raised while all units are
-//! early, and lowered once too many are late. Both are tried, and the one in which more best-effort work was let in is kept, until the next trial.
-//! Space is not tried while time holds nothing back, nor kept where no launch can be limited or is that small.
+//! early, and lowered once too many are late. Both are tried, and the one in which more best-effort work was let in is
+//! kept until the next trial, which comes the later the more trials were lost. Space is not tried while time holds
+//! nothing back, nor kept where no launch can be limited or is that small.
 
 use crate::space::Space;
 
@@ -24,6 +25,8 @@ const STUCK_REVIEWS: u32 = 4;
 const MEASURED_REVIEWS: u32 = 6;
 /// Reviews after which the other way is tried again; twice as many after each trial that it lost, up to the second.
 const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
+/// The same where the trial may have failed because it was the first.
+const SOON_REVIEWS: u32 = 32;
 /// More work than this is not let in, whatever a saved state says.
 const WORTH_PERMILLE_MAX: u64 = 1_000_000;
 /// The other way is taken if it lets in so much more, percent.
@@ -219,6 +222,10 @@ impl Share {
                 self.known[Way::Time as usize].found_limit = true;
             }
             Way::Space => {
+                if self.space.is_new() {
+                    // They may be late for that, once.
+                    return self.put_off();
+                }
                 let is_again = std::mem::replace(&mut self.was_late, true);
                 if is_again || !self.space.narrow() {
                     self.give_up();
@@ -323,7 +330,8 @@ impl Share {
 
     fn end_trial(&mut self, is_won: bool) {
         let [first, last] = TRIAL_REVIEWS;
-        self.trial_after = if is_won { first } else { (self.trial_after * 2).min(last) };
+        let after = (self.trial_after * 2).clamp(first, last);
+        self.trial_after = if is_won { first } else { after };
         self.is_trial = false;
     }
 
@@ -346,6 +354,14 @@ impl Share {
             Way::Time => Way::Space,
             Way::Space => Way::Time,
         }
+    }
+
+    /// Space is of no use before the next trial, which comes soon.
+    fn put_off(&mut self) {
+        self.space.give_up();
+        self.known[Way::Space as usize].worth_permille = 1;
+        (self.trial_after, self.is_trial, self.compared) = (SOON_REVIEWS, false, 0);
+        self.take(Way::Time);
     }
 
     /// Space is of no use before the next trial.

@@ -13,6 +13,8 @@ const RATE_MIN: u64 = 100;
 const RATE_MAX: u64 = 1_000;
 /// The same on another number of SMs.
 const RATE_START: u64 = 500;
+/// Reviews on a width that was not used before in which late units say nothing of it.
+const NEW_REVIEWS: u32 = 4;
 /// Early reviews in a row before more SMs are tried.
 const EARLY_REVIEWS: u32 = 2;
 /// On more SMs the longest unit is not to take more of the objective, percent.
@@ -47,8 +49,10 @@ pub struct Space {
     widths: Vec<Width>,
     at: usize,
     rate: u64,
-    /// Widths that were in use, a bit for each. The first launch on a new one makes a stream, which holds up the GPU.
+    /// Widths that were in use for [`NEW_REVIEWS`], a bit for each, and reviews on this one. The first launch of each
+    /// kernel on a new one may hold up the GPU.
     used: u64,
+    reviews: u32,
     /// The width is tried: before it was the next narrower one, and this the rate there.
     trial_from: Option<u64>,
     /// Reviews in a row that asked for more SMs.
@@ -58,8 +62,8 @@ pub struct Space {
 }
 
 impl Space {
-    /// On a GPU of so many SMs, or 0 while it is not known; launches can be limited to `widths`. Not used are so few SMs
-    /// that a kernel would hold its program up for too long.
+    /// On a GPU of so many SMs, or 0 while it is not known; launches can be limited to `widths`. Not used are so few
+    /// SMs that a kernel would hold its program up for too long.
     pub fn new(sm_count: u32, widths: &[u32]) -> Self {
         let is_usable = |sms: &u32| (sm_count / 6..sm_count).contains(sms) && *sms > 0;
         let widths = widths.iter().copied().filter(is_usable).map(Width::new).collect();
@@ -69,6 +73,7 @@ impl Space {
             at: 0,
             rate: RATE_START,
             used: 0,
+            reviews: 0,
             trial_from: None,
             early: 0,
             is_settled: false,
@@ -118,10 +123,13 @@ impl Space {
             self.rate = (rate * 3 / 4).clamp(RATE_MIN, RATE_MAX);
         }
         (self.trial_from, self.early, self.is_settled) = (None, 0, false);
+        self.reviews = 0;
     }
 
     /// No unit bears it.
     pub fn give_up(&mut self) {
+        self.used |= self.bit();
+        self.reviews = 0;
         (self.trial_from, self.rate) = (None, RATE_START);
         self.start_over();
     }
@@ -148,14 +156,25 @@ impl Space {
         self.is_settled
     }
 
+    fn bit(&self) -> u64 {
+        1u64.checked_shl(self.at as u32).unwrap_or(0)
+    }
+
+    /// What is late may be so because the width was not used before.
+    pub fn is_new(&self) -> bool {
+        self.used & self.bit() == 0
+    }
+
     /// Adapts to what units took; `short`: a launch waited for want of time. False if the least is too much.
     pub fn review(&mut self, verdict: Verdict, short: bool) -> bool {
         for width in &mut self.widths {
             width.wait = width.wait.saturating_sub(1);
         }
-        let bit = 1u64.checked_shl(self.at as u32).unwrap_or(0);
-        let is_new = self.used & bit == 0;
-        self.used |= bit;
+        let is_new = self.is_new();
+        self.reviews += 1;
+        if self.reviews >= NEW_REVIEWS {
+            self.used |= self.bit();
+        }
         match verdict {
             Verdict::Lower if is_new => true,
             Verdict::Lower => self.lower(60),
@@ -198,8 +217,9 @@ impl Space {
             width.wait = width.wait_next;
             width.wait_next = (width.wait_next * 2).min(RETRY_REVIEWS_MAX);
         }
+        self.used |= self.bit();
         self.at = self.at.saturating_sub(1);
-        (self.rate, self.trial_from) = (rate, None);
+        (self.rate, self.trial_from, self.reviews) = (rate, None, 0);
     }
 
     fn raise(&mut self, longest: u64, alone: u64, short: bool) {
@@ -220,7 +240,7 @@ impl Space {
         let wider = self.widths.get(self.at + 1).filter(fits).is_some();
         if self.early >= EARLY_REVIEWS && is_measured && self.trial_from.is_none() && wider {
             self.at += 1;
-            (self.trial_from, self.early) = (Some(self.rate), 0);
+            (self.trial_from, self.early, self.reviews) = (Some(self.rate), 0, 0);
             self.rate = self.rate.min(RATE_START);
         }
     }
@@ -247,8 +267,14 @@ mod tests {
     fn space() -> Space {
         let mut space = Space::new(132, &[16, 32, 64, 96, 112]);
         space.begin(400);
-        assert!(space.review(Verdict::Keep, false), "the first on a width");
+        pass_new(&mut space);
         space
+    }
+
+    fn pass_new(space: &mut Space) {
+        while space.is_new() {
+            assert!(space.review(Verdict::Lower, false), "late units say nothing yet");
+        }
     }
 
     #[test]
@@ -268,10 +294,11 @@ mod tests {
         assert!(space.rate() <= RATE_START, "what was borne on fewer SMs says little");
         space.measured(600);
         assert_eq!(space.sms(), 96, "more was let in");
-        let _is_new = space.review(Verdict::Lower, false);
+        pass_new(&mut space);
         let mut levels = Vec::new();
         while space.review(Verdict::Lower, false) {
             levels.push((space.sms(), space.rate()));
+            pass_new(&mut space);
         }
         assert_eq!(levels[..4], [(96, 300), (96, 180), (96, 108), (64, RATE_START)]);
         assert_eq!(levels.last().map(|(sms, _)| *sms), Some(32), "16 SMs are too few");
@@ -292,9 +319,7 @@ mod tests {
         space.measured(510);
         assert_eq!(space.sms(), 64, "no more than by chance");
         assert_eq!(until_wider(&mut space), RETRY_REVIEWS_MIN);
-        // Too many units are late there: told without a measurement, but not by the first review on new SMs.
-        assert!(space.review(Verdict::Lower, false));
-        assert_eq!(space.sms(), 96);
+        // Too many units are late there: told without a measurement.
         assert!(space.review(Verdict::Lower, false));
         assert_eq!((space.sms(), space.rate()), (64, 300), "as before");
         let mut longest = 0;
