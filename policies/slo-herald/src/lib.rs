@@ -392,6 +392,8 @@ impl Membership for Herald {
             service.ask();
             self.remembered.retain(|line| !service.remember(line));
             self.services.push(service);
+        } else {
+            self.services.iter_mut().for_each(|service| service.share.new_program());
         }
         self.changed();
     }

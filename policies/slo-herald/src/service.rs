@@ -482,9 +482,13 @@ impl Service {
         let [longest_ns, next_ns] = self.longest_ns;
         self.longest_ns = [longest_ns.max(took_ns), next_ns.max(took_ns.min(longest_ns))];
         let is_over = now_ns.saturating_sub(self.review_from_ns) >= REVIEW_NS;
-        // Too many that are late are soon known.
         let is_too_late = self.late_in_review > 0 && self.tolerated < 0.0;
-        let units_min = if is_over || is_too_late { REVIEW_UNITS_MIN } else { REVIEW_UNITS };
+        // It is known early if the rest of the review cannot make up for it.
+        let rest = REVIEW_UNITS.saturating_sub(self.reviewed);
+        let earned = earned / f64::from(units) * f64::from(rest);
+        let is_too_late_by_then = is_too_late && self.tolerated + earned < 0.0;
+        let units_min =
+            if is_over || is_too_late_by_then { REVIEW_UNITS_MIN } else { REVIEW_UNITS };
         if self.reviewed < units_min {
             return false;
         }
@@ -499,8 +503,10 @@ impl Service {
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
         self.tolerated = self.tolerated.max(0.0);
-        let verdict = if is_too_late || busy_permille > BUSY_PERMILLE_FAR {
-            Verdict::Lower
+        let verdict = if is_too_late {
+            Verdict::Late
+        } else if busy_permille > BUSY_PERMILLE_FAR {
+            Verdict::FarTooBusy
         } else if busy_permille > BUSY_PERMILLE_MAX {
             Verdict::Ease
         } else if is_early && is_wanted && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
@@ -523,7 +529,10 @@ impl Service {
         let late_max = JUDGED_UNITS as f64 * (100.0 - self.percentile) / 100.0;
         let misses = self.late_of_kept as f64 > late_max;
         if misses && !self.misses {
-            self.share.halve();
+            self.share.halve(true);
+            // What was late is paid for.
+            self.new_review();
+            self.tolerated = TOLERATED_MAX;
         }
         std::mem::replace(&mut self.misses, misses) != misses
     }
@@ -570,7 +579,8 @@ impl Service {
         (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
         if self.is_strict() && !was_strict {
-            self.share.halve();
+            self.share.halve(false);
+            self.new_review();
         }
         if self.is_strict() != was_strict {
             self.load.begin_anew();

@@ -9,7 +9,7 @@
 
 use crate::space::Space;
 
-/// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`].
+/// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`] or of which too many were late.
 pub const REVIEW_UNITS: u32 = 64;
 pub const REVIEW_UNITS_MIN: u32 = 8;
 pub const REVIEW_NS: u64 = 1_000_000_000;
@@ -25,7 +25,7 @@ const STUCK_REVIEWS: u32 = 4;
 const MEASURED_REVIEWS: u32 = 6;
 /// Reviews after which the other way is tried again; twice as many after each trial that it lost, up to the second.
 const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
-/// The same where the trial may have failed because it was the first.
+/// The same where a trial may have failed because nothing had run on these SMs before.
 const SOON_REVIEWS: u32 = 32;
 /// More work than this is not let in, whatever a saved state says.
 const WORTH_PERMILLE_MAX: u64 = 1_000_000;
@@ -51,8 +51,10 @@ pub enum Verdict {
     Keep,
     /// A little: the service is too busy.
     Ease,
+    /// Far less: it is far too busy.
+    FarTooBusy,
     /// Too many units were late.
-    Lower,
+    Late,
 }
 
 /// What is known of one way.
@@ -133,15 +135,16 @@ impl Share {
     /// The levels and what was found of them, as numbers.
     pub fn saved(&self) -> String {
         let [time, space] = self.known;
+        let (sms, rate_in_space) = self.space.proven();
         let numbers = [
             self.way as u64,
             self.sm_count.into(),
             self.rate,
-            self.space.sms().into(),
+            sms.into(),
             self.space.used(),
             time.found_limit.into(),
             time.worth_permille,
-            self.space.rate(),
+            rate_in_space,
             space.worth_permille,
         ];
         numbers.map(|number| number.to_string()).join(" ")
@@ -166,6 +169,10 @@ impl Share {
         self.known = [known(found_limit > 0, time), known(false, space)];
         let space = std::mem::replace(&mut self.space, Space::new(0, &[]));
         self.space = space.remember(sm_count, sms, rate_in_space, used);
+        if self.sm_count == 0 {
+            // Until it is known.
+            self.sm_count = sm_count;
+        }
         if !self.space.is_there() {
             self.way = Way::Time;
         }
@@ -213,22 +220,36 @@ impl Share {
         self.limited += 1;
     }
 
-    /// Too many units were late: half of the time, or three quarters of the SMs, and none until the next trial if they
-    /// are again.
-    pub fn halve(&mut self) {
+    /// A best-effort program joined.
+    pub fn new_program(&mut self) {
+        self.space.forget_used();
+    }
+
+    /// Too many units were late, or the service is busy all of the time: half of the time, or at most three quarters of
+    /// the SMs, and none until the next trial if that was too much before.
+    pub fn halve(&mut self, is_late: bool) {
         match self.way {
             Way::Time => {
                 self.rate = (self.rate / 2).max(RATE_MIN);
                 self.known[Way::Time as usize].found_limit = true;
             }
             Way::Space => {
-                if self.space.is_new() {
+                // What was measured is of other SMs.
+                self.measured = 0;
+                if self.space.is_trial() {
+                    self.space.narrow();
+                    return;
+                }
+                if is_late && self.space.is_new() {
                     // They may be late for that, once.
                     return self.put_off();
                 }
                 let is_again = std::mem::replace(&mut self.was_late, true);
-                if is_again || !self.space.narrow() {
-                    self.give_up();
+                let most = self.space.sms() / 4 * 3;
+                while is_again || self.space.sms() > most {
+                    if is_again || !self.space.narrow() {
+                        return self.give_up();
+                    }
                 }
             }
         }
@@ -243,7 +264,7 @@ impl Share {
             Way::Time => self.change_rate(verdict),
             Way::Space if !self.space.review(verdict, short) => self.give_up(),
             // What was let in on other SMs does not count.
-            Way::Space if self.sms() != before.2 => self.measured = 0,
+            Way::Space if self.sms() != before.2 => (self.measured, self.reviews) = (0, 0),
             Way::Space => {}
         }
         self.reviews += 1;
@@ -260,8 +281,8 @@ impl Share {
     fn change_rate(&mut self, verdict: Verdict) {
         let known = &mut self.known[Way::Time as usize];
         match verdict {
-            Verdict::Lower | Verdict::Ease => {
-                let percent = if verdict == Verdict::Lower { 60 } else { 80 };
+            Verdict::Late | Verdict::FarTooBusy | Verdict::Ease => {
+                let percent = if verdict == Verdict::Ease { 80 } else { 60 };
                 self.rate = (self.rate * percent / 100).max(RATE_MIN);
                 known.found_limit = true;
             }
@@ -304,18 +325,27 @@ impl Share {
         let worth_permille = self.work_ns.saturating_mul(1_000) / passed_ns;
         known.worth_permille = worth_permille.clamp(1, WORTH_PERMILLE_MAX);
         if self.way == Way::Space {
-            self.space.measured(known.worth_permille);
+            // A trial of more SMs that is over says nothing of those before.
+            known.worth_permille = self.space.measured(known.worth_permille);
         }
         self.is_measured = true;
         let mine = known.worth_permille;
         let other = self.known[self.other() as usize].worth_permille;
         let is_worse = other * 100 > mine * BETTER_PERCENT;
-        let is_due = self.compared >= self.trial_after || other == 0;
         let holds = self.short_units * SHORT_UNITS_PER > self.units;
         self.measure(now_ns);
+        if self.way == Way::Space
+            && is_worse
+            && self.space.may_widen()
+            && self.reviews < SETTLE_REVIEWS_MAX
+        {
+            // It is judged by more than the first number of SMs.
+            return;
+        }
         if self.is_trial {
             self.end_trial(!is_worse);
         }
+        let is_due = self.compared >= self.trial_after || other == 0;
         if self.way == Way::Time && !holds {
             return;
         }
@@ -358,17 +388,23 @@ impl Share {
 
     /// Space is of no use before the next trial, which comes soon.
     fn put_off(&mut self) {
-        self.space.give_up();
-        self.known[Way::Space as usize].worth_permille = 1;
-        (self.trial_after, self.is_trial, self.compared) = (SOON_REVIEWS, false, 0);
-        self.take(Way::Time);
+        self.leave_space();
+        (self.trial_after, self.is_trial) = (SOON_REVIEWS, false);
     }
 
     /// Space is of no use before the next trial.
     fn give_up(&mut self) {
+        if self.is_trial {
+            self.end_trial(false);
+        } else {
+            self.trial_after = TRIAL_REVIEWS[0];
+        }
+        self.leave_space();
+    }
+
+    fn leave_space(&mut self) {
         self.known[Way::Space as usize].worth_permille = 1;
-        self.space.give_up();
-        self.end_trial(false);
+        self.space.give_up(self.limited > 0);
         self.compared = 0;
         self.take(Way::Time);
     }

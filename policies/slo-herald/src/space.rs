@@ -1,10 +1,10 @@
 //! Space: SMs on which best effort runs for all of an open unit, and the time that a unit bears of what cannot be
 //! limited to them.
 //!
-//! More time is given first. Once nothing waits for want of it, the next wider number of SMs is tried: units may take
-//! far longer on those that are left, and best effort has fewer units' pauses then, so it stays only if more work was
-//! let in and too few units were late to tell. The same number is tried again after so many reviews, then twice as
-//! many, and so on. Less is given in the same order.
+//! More time is given first. Once nothing waits for want of it, or it is all that can be given, the next wider number of
+//! SMs is tried: units may take far longer on those that are left, and best effort has fewer pauses between units then,
+//! so it stays only if more work was let in and too few units were late to tell. Else it is tried again after so many
+//! reviews, then after twice as many, and so on. Time is taken before SMs.
 
 use crate::share::Verdict;
 
@@ -49,8 +49,8 @@ pub struct Space {
     widths: Vec<Width>,
     at: usize,
     rate: u64,
-    /// Widths that were in use for [`NEW_REVIEWS`], a bit for each, and reviews on this one. The first launch of each
-    /// kernel on a new one may hold up the GPU.
+    /// Widths that were in use, a bit for each 8 SMs, and reviews on this one. The first launch of each kernel on a new
+    /// one may hold up the GPU.
     used: u64,
     reviews: u32,
     /// The width is tried: before it was the next narrower one, and this the rate there.
@@ -59,6 +59,8 @@ pub struct Space {
     early: u32,
     /// More of it was too much, or is not wanted.
     is_settled: bool,
+    /// What is let in on this width was measured since it was taken.
+    is_measured: bool,
 }
 
 impl Space {
@@ -77,6 +79,7 @@ impl Space {
             trial_from: None,
             early: 0,
             is_settled: false,
+            is_measured: false,
         };
         space.start_over();
         space
@@ -91,7 +94,7 @@ impl Space {
     /// Goes on from what was saved on a GPU of so many SMs. As long as none is known, it is taken to be that.
     pub fn remember(self, sm_count: u32, sms: u32, rate: u64, used: u64) -> Self {
         let rate = rate.clamp(RATE_MIN, RATE_MAX);
-        if self.sm_count == 0 {
+        if self.sm_count == 0 && (1..sm_count).contains(&sms) {
             let widths = vec![Width::new(sms)];
             return Space { sm_count, widths, at: 0, rate, used, ..self };
         }
@@ -111,6 +114,19 @@ impl Space {
         space.remember(sm_count, self.sms(), self.rate, self.used)
     }
 
+    /// SMs and rate of the width that is not tried only.
+    pub fn proven(&self) -> (u32, u64) {
+        match self.trial_from {
+            Some(rate) => (self.widths[self.at - 1].sms, rate),
+            None => (self.sms(), self.rate),
+        }
+    }
+
+    /// Other programs launch from now on, whose kernels were on no width yet.
+    pub fn forget_used(&mut self) {
+        self.used = 0;
+    }
+
     /// Forget all but the GPU.
     pub fn forget(&mut self) {
         let widths: Vec<u32> = self.widths.iter().map(|width| width.sms).collect();
@@ -122,13 +138,13 @@ impl Space {
         if self.widths.get(self.at).is_none_or(|width| width.worth_permille == 0) {
             self.rate = (rate * 3 / 4).clamp(RATE_MIN, RATE_MAX);
         }
-        (self.trial_from, self.early, self.is_settled) = (None, 0, false);
-        self.reviews = 0;
+        (self.trial_from, self.early, self.reviews) = (None, 0, 0);
+        (self.is_settled, self.is_measured) = (false, false);
     }
 
-    /// No unit bears it.
-    pub fn give_up(&mut self) {
-        self.used |= self.bit();
+    /// No unit bears it, or no launch was limited, which `was_used` tells.
+    pub fn give_up(&mut self, was_used: bool) {
+        self.used |= if was_used { self.bit() } else { 0 };
         self.reviews = 0;
         (self.trial_from, self.rate) = (None, RATE_START);
         self.start_over();
@@ -157,12 +173,23 @@ impl Space {
     }
 
     fn bit(&self) -> u64 {
-        1u64.checked_shl(self.at as u32).unwrap_or(0)
+        1u64.checked_shl(self.sms() / 8).unwrap_or(0)
     }
 
     /// What is late may be so because the width was not used before.
     pub fn is_new(&self) -> bool {
-        self.used & self.bit() == 0
+        self.bit() & !self.used != 0
+    }
+
+    /// The width is only tried.
+    pub fn is_trial(&self) -> bool {
+        self.trial_from.is_some()
+    }
+
+    /// More SMs were never tried.
+    pub fn may_widen(&self) -> bool {
+        let wider = self.widths.get(self.at + 1);
+        self.is_trial() || wider.is_some_and(|one| one.worth_permille == 0 && one.wait == 0)
     }
 
     /// Adapts to what units took; `short`: a launch waited for want of time. False if the least is too much.
@@ -176,8 +203,8 @@ impl Space {
             self.used |= self.bit();
         }
         match verdict {
-            Verdict::Lower if is_new => true,
-            Verdict::Lower => self.lower(60),
+            Verdict::Late if is_new => true,
+            Verdict::Late | Verdict::FarTooBusy => self.lower(60),
             Verdict::Ease => self.lower(80),
             Verdict::Keep => {
                 self.early = 0;
@@ -204,10 +231,9 @@ impl Space {
     pub fn narrow(&mut self) -> bool {
         self.is_settled = true;
         if self.at == 0 {
-            self.rate = RATE_START;
             return false;
         }
-        self.leave_width(self.trial_from.unwrap_or(RATE_START));
+        self.leave_width(self.trial_from.unwrap_or(self.rate.clamp(RATE_MIN, RATE_START)));
         true
     }
 
@@ -220,6 +246,7 @@ impl Space {
         self.used |= self.bit();
         self.at = self.at.saturating_sub(1);
         (self.rate, self.trial_from, self.reviews) = (rate, None, 0);
+        self.is_measured = false;
     }
 
     fn raise(&mut self, longest: u64, alone: u64, short: bool) {
@@ -236,24 +263,31 @@ impl Space {
             let added = longest.saturating_sub(alone) * u64::from(width.sms);
             width.wait == 0 && alone + added / sms <= LONGEST_PERCENT_MAX
         };
-        let is_measured = self.widths.get(self.at).is_some_and(|width| width.worth_permille > 0);
         let wider = self.widths.get(self.at + 1).filter(fits).is_some();
-        if self.early >= EARLY_REVIEWS && is_measured && self.trial_from.is_none() && wider {
+        if self.early >= EARLY_REVIEWS && self.is_measured && !self.is_trial() && wider {
             self.at += 1;
             (self.trial_from, self.early, self.reviews) = (Some(self.rate), 0, 0);
             self.rate = self.rate.min(RATE_START);
+            (self.is_settled, self.is_measured) = (false, false);
         }
     }
 
-    /// So much work was let in on this width, which goes if the narrower one lets in as much.
-    pub fn measured(&mut self, worth_permille: u64) {
-        let Some(width) = self.widths.get_mut(self.at) else { return };
-        width.worth_permille = worth_permille;
-        let Some(rate) = self.trial_from.take() else { return };
-        width.wait_next = RETRY_REVIEWS_MIN;
-        let narrower = self.at.checked_sub(1).and_then(|at| self.widths.get(at));
-        if narrower.is_some_and(|one| one.worth_permille * BETTER_PERCENT > worth_permille * 100) {
-            self.leave_width(rate);
+    /// So much work was let in on this width, which goes if the narrower one lets in as much. What the width lets in
+    /// that is in use then.
+    pub fn measured(&mut self, worth_permille: u64) -> u64 {
+        let Some(width) = self.widths.get_mut(self.at) else { return worth_permille };
+        (width.worth_permille, self.is_measured) = (worth_permille, true);
+        let narrower = self.at.checked_sub(1).map_or(0, |at| self.widths[at].worth_permille);
+        match self.trial_from.take() {
+            Some(rate) if narrower * BETTER_PERCENT > worth_permille * 100 => {
+                self.leave_width(rate);
+                narrower
+            }
+            Some(_) => {
+                self.widths[self.at].wait_next = RETRY_REVIEWS_MIN;
+                worth_permille
+            }
+            None => worth_permille,
         }
     }
 }
@@ -273,7 +307,7 @@ mod tests {
 
     fn pass_new(space: &mut Space) {
         while space.is_new() {
-            assert!(space.review(Verdict::Lower, false), "late units say nothing yet");
+            assert!(space.review(Verdict::Late, false), "late units say nothing yet");
         }
     }
 
@@ -287,20 +321,20 @@ mod tests {
             assert!(space.review(EARLY, true) && !space.is_settled());
             assert!(space.rate() > before && space.sms() == 64);
         }
-        for sms in [64, 96] {
-            assert!(space.review(EARLY, false) && space.is_settled());
-            assert_eq!(space.sms(), sms);
-        }
+        assert!(space.review(EARLY, false) && space.is_settled());
+        assert_eq!(space.sms(), 64);
+        assert!(space.review(EARLY, false) && !space.is_settled());
+        assert_eq!((space.sms(), space.proven()), (96, (64, RATE_MAX)), "it is tried");
         assert!(space.rate() <= RATE_START, "what was borne on fewer SMs says little");
-        space.measured(600);
-        assert_eq!(space.sms(), 96, "more was let in");
+        assert_eq!(space.measured(600), 600);
+        assert_eq!((space.sms(), space.proven().0), (96, 96), "more was let in");
         pass_new(&mut space);
         let mut levels = Vec::new();
-        while space.review(Verdict::Lower, false) {
+        while space.review(Verdict::Late, false) {
             levels.push((space.sms(), space.rate()));
             pass_new(&mut space);
         }
-        assert_eq!(levels[..4], [(96, 300), (96, 180), (96, 108), (64, RATE_START)]);
+        assert_eq!(levels[..4], [(96, 300), (96, 180), (96, 108), (64, RATE_MIN)]);
         assert_eq!(levels.last().map(|(sms, _)| *sms), Some(32), "16 SMs are too few");
     }
 
@@ -316,16 +350,23 @@ mod tests {
         let mut space = space();
         space.measured(500);
         assert_eq!(until_wider(&mut space), EARLY_REVIEWS);
-        space.measured(510);
+        assert_eq!(space.measured(510), 500);
         assert_eq!(space.sms(), 64, "no more than by chance");
-        assert_eq!(until_wider(&mut space), RETRY_REVIEWS_MIN);
+        assert_eq!((0..100).find(|_| space.review(EARLY, false) && space.sms() > 64), None);
+        space.measured(500);
+        assert_eq!(until_wider(&mut space), 1, "it was measured since");
+        assert_eq!(space.measured(400), 500);
+        space.measured(500);
+        assert_eq!(until_wider(&mut space), 2 * RETRY_REVIEWS_MIN);
         // Too many units are late there: told without a measurement.
-        assert!(space.review(Verdict::Lower, false));
+        assert!(space.review(Verdict::Late, false));
         assert_eq!((space.sms(), space.rate()), (64, 300), "as before");
+        space.measured(500);
         let mut longest = 0;
         for _ in 0..10 {
             longest = until_wider(&mut space);
             assert!(space.review(Verdict::Ease, false));
+            space.measured(500);
         }
         assert_eq!(longest, RETRY_REVIEWS_MAX);
     }
@@ -335,7 +376,9 @@ mod tests {
         let nowhere = || Space::new(0, &[]).remember(132, 96, 10, 3);
         assert_eq!((nowhere().sms(), nowhere().rate()), (96, RATE_MIN), "no GPU is known yet");
         let widths = [32, 64, 96];
-        assert_eq!(nowhere().on_gpu(132, &widths).sms(), 96);
+        let there = nowhere().on_gpu(132, &widths);
+        assert_eq!((there.sms(), there.rate(), there.used()), (96, RATE_MIN, 3));
+        assert!(!Space::new(0, &[]).remember(132, 132, 500, 0).is_there(), "all SMs are no width");
         assert_eq!(nowhere().on_gpu(132, &widths[..2]).sms(), 64, "there is no such width");
         assert_eq!(nowhere().on_gpu(108, &widths).sms(), 64, "another GPU");
         assert!(!nowhere().on_gpu(132, &[]).is_there());
