@@ -130,6 +130,9 @@ pub struct Herald {
     strict: Gauge,
     /// Least SMs that a service spares; 0 if none spares SMs.
     spared_sms: Gauge,
+    /// Best-effort work let in by time, and by SMs, when that was last measured of any service.
+    in_time: Gauge,
+    in_space: Gauge,
     /// As the last launch told.
     sm_count: u32,
 }
@@ -153,6 +156,8 @@ impl Policy for Herald {
             counters: Counters::new(COUNTERS),
             strict: Gauge::new("services_served_strictly"),
             spared_sms: Gauge::new("spared_sms"),
+            in_time: Gauge::new("let_in_by_time_permille"),
+            in_space: Gauge::new("let_in_by_sms_permille"),
             sm_count: 0,
         })
     }
@@ -333,10 +338,15 @@ impl Units for Herald {
         if service.units() / ASK_UNITS != (service.units() - u64::from(units)) / ASK_UNITS {
             service.ask();
         }
-        if ended.changed
-            && let Some(found) = service.share.found()
-        {
-            host::log(Level::Debug, &format!("service {client}: best effort had {found}"));
+        if let Some([in_time, in_space]) = service.share.found() {
+            let (rate, sms) = service.share.levels();
+            let text = format!(
+                "service {client}: best effort had {in_time} permille at a rate of {rate} permille, \
+                 {in_space} permille on {sms} SMs"
+            );
+            host::log(Level::Debug, &text);
+            self.in_time.set(in_time as i64);
+            self.in_space.set(in_space as i64);
         }
         if service.is_strict() != was_strict {
             let text = match service.strict_because() {

@@ -370,13 +370,16 @@ impl Share {
         (self.units, self.short_units) = (0, 0);
     }
 
-    /// What was found, if the last review measured a way.
-    pub fn found(&mut self) -> Option<String> {
-        let [time, space] = self.known.map(|known| known.worth_permille);
-        let (rate, sms) = (self.rate, self.space.sms());
-        std::mem::take(&mut self.is_measured).then(|| {
-            format!("{time} permille at a rate of {rate} permille, {space} permille on {sms} SMs")
-        })
+    /// Best-effort work let in while each way was measured last, in thousandths of the time, if the last review
+    /// measured one; 0: it was not measured, 1: no unit bore it.
+    pub fn found(&mut self) -> Option<[u64; 2]> {
+        let worth_permille = self.known.map(|known| known.worth_permille);
+        std::mem::take(&mut self.is_measured).then_some(worth_permille)
+    }
+
+    /// Rate of the one way, and SMs of the other.
+    pub fn levels(&self) -> (u64, u32) {
+        (self.rate, self.space.sms())
     }
 
     fn other(&self) -> Way {

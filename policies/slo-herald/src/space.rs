@@ -1,8 +1,8 @@
 //! Space: SMs on which best effort runs for all of an open unit, and the time that a unit bears of what cannot be
 //! limited to them.
 //!
-//! More time is given first. Once nothing waits for want of it, or it is all that can be given, the next wider number of
-//! SMs is tried: units may take far longer on those that are left, and best effort has fewer pauses between units then,
+//! More time is given first. Once nothing waits for want of it, or no more can be given, the next wider number of SMs
+//! is tried: units may take far longer on those that are left, and best effort has fewer pauses between units then,
 //! so it stays only if more work was let in and too few units were late to tell. Else it is tried again after so many
 //! reviews, then after twice as many, and so on. Time is taken before SMs.
 

@@ -21,7 +21,17 @@ fn the_way_that_lets_more_work_in_is_kept() {
     let limited = Launch { sm_count: 132, ..b.asked(MS) };
     b.decide_on(&limited);
     assert_eq!(b.policy.services[0].share.sms(), None, "time at first");
+    calls();
     reviews(&mut b, 31, 300);
+    let told = |name: &str| {
+        let of = |call| match call {
+            Call::GaugeSet { name: set, value } if set == name => Some(value),
+            _ => None,
+        };
+        calls().into_iter().filter_map(of).next_back()
+    };
+    let permille = told("let_in_by_time_permille").unwrap();
+    assert!((290..310).contains(&permille), "{permille}");
     let sms = b.policy.services[0].share.sms().expect("space is tried");
     assert!((48..132).contains(&sms) && sms.is_multiple_of(8), "{sms}");
     b.begin();
