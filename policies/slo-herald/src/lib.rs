@@ -402,7 +402,8 @@ impl Membership for Herald {
             service.ask();
             self.remembered.retain(|line| !service.remember(line));
             self.services.push(service);
-        } else {
+        } else if self.sm_count > 0 {
+            // Not one that was there before this instance.
             self.services.iter_mut().for_each(|service| service.share.new_program());
         }
         self.changed();

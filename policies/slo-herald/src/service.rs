@@ -428,7 +428,9 @@ impl Service {
             }
             self.since_alone = self.since_alone.saturating_add(units);
             self.short_in_review += u32::from(open.is_some_and(|open| open.short));
-            changed |= self.review(now_ns, units, took_ns, is_late);
+            if !self.misses {
+                changed |= self.review(now_ns, units, took_ns, is_late);
+            }
         }
         let late = if is_late { units } else { 0 };
         Ended { alone: alone.into(), late, changed }
@@ -530,7 +532,7 @@ impl Service {
         let misses = self.late_of_kept as f64 > late_max;
         if misses && !self.misses {
             self.share.halve(true);
-            // What was late is paid for.
+            // What was late, or is from now on of what was let in before, is paid for.
             self.new_review();
             self.tolerated = TOLERATED_MAX;
         }
@@ -581,6 +583,7 @@ impl Service {
         if self.is_strict() && !was_strict {
             self.share.halve(false);
             self.new_review();
+            self.tolerated = self.tolerated.max(0.0);
         }
         if self.is_strict() != was_strict {
             self.load.begin_anew();

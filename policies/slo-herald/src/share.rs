@@ -228,19 +228,19 @@ impl Share {
     /// Too many units were late, or the service is busy all of the time: half of the time, or at most three quarters of
     /// the SMs, and none until the next trial if that was too much before.
     pub fn halve(&mut self, is_late: bool) {
+        // What was measured is of another level.
+        self.measured = 0;
         match self.way {
             Way::Time => {
                 self.rate = (self.rate / 2).max(RATE_MIN);
                 self.known[Way::Time as usize].found_limit = true;
             }
             Way::Space => {
-                // What was measured is of other SMs.
-                self.measured = 0;
                 if self.space.is_trial() {
                     self.space.narrow();
                     return;
                 }
-                if is_late && self.space.is_new() {
+                if is_late && !self.was_late && self.space.is_new() && !self.space.is_proven() {
                     // They may be late for that, once.
                     return self.put_off();
                 }
@@ -259,6 +259,7 @@ impl Share {
     pub fn review(&mut self, now_ns: u64, verdict: Verdict) -> bool {
         let before = (self.way, self.rate(), self.sms());
         self.is_measured = false;
+        self.space.pass();
         let short = std::mem::take(&mut self.is_short);
         match self.way {
             Way::Time => self.change_rate(verdict),
@@ -362,7 +363,7 @@ impl Share {
         let [first, last] = TRIAL_REVIEWS;
         let after = (self.trial_after * 2).clamp(first, last);
         self.trial_after = if is_won { first } else { after };
-        self.is_trial = false;
+        (self.is_trial, self.compared) = (false, 0);
     }
 
     fn measure(&mut self, now_ns: u64) {

@@ -124,7 +124,7 @@ impl Space {
 
     /// Other programs launch from now on, whose kernels were on no width yet.
     pub fn forget_used(&mut self) {
-        self.used = 0;
+        (self.used, self.reviews) = (0, 0);
     }
 
     /// Forget all but the GPU.
@@ -186,17 +186,25 @@ impl Space {
         self.trial_from.is_some()
     }
 
-    /// More SMs were never tried.
+    /// The width was measured, now or before.
+    pub fn is_proven(&self) -> bool {
+        self.widths.get(self.at).is_some_and(|width| width.worth_permille > 0)
+    }
+
+    /// More SMs are due to be tried.
     pub fn may_widen(&self) -> bool {
-        let wider = self.widths.get(self.at + 1);
-        self.is_trial() || wider.is_some_and(|one| one.worth_permille == 0 && one.wait == 0)
+        self.widths.get(self.at + 1).is_some_and(|one| one.wait == 0)
+    }
+
+    /// A review is over, in whichever way.
+    pub fn pass(&mut self) {
+        for width in &mut self.widths {
+            width.wait = width.wait.saturating_sub(1);
+        }
     }
 
     /// Adapts to what units took; `short`: a launch waited for want of time. False if the least is too much.
     pub fn review(&mut self, verdict: Verdict, short: bool) -> bool {
-        for width in &mut self.widths {
-            width.wait = width.wait.saturating_sub(1);
-        }
         let is_new = self.is_new();
         self.reviews += 1;
         if self.reviews >= NEW_REVIEWS {
@@ -243,7 +251,9 @@ impl Space {
             width.wait = width.wait_next;
             width.wait_next = (width.wait_next * 2).min(RETRY_REVIEWS_MAX);
         }
-        self.used |= self.bit();
+        if self.reviews > 0 {
+            self.used |= self.bit();
+        }
         self.at = self.at.saturating_sub(1);
         (self.rate, self.trial_from, self.reviews) = (rate, None, 0);
         self.is_measured = false;
@@ -338,11 +348,19 @@ mod tests {
         assert_eq!(levels.last().map(|(sms, _)| *sms), Some(32), "16 SMs are too few");
     }
 
+    /// Whether it is on more SMs after an early review.
+    fn widens(space: &mut Space) -> bool {
+        let before = space.sms();
+        space.pass();
+        assert!(space.review(EARLY, false));
+        space.sms() > before
+    }
+
     /// How many early reviews it takes until it is on more SMs.
     fn until_wider(space: &mut Space) -> u32 {
-        let before = space.sms();
-        let reviews = (1..10_000).find(|_| space.review(EARLY, false) && space.sms() > before);
-        reviews.expect("it is tried again")
+        let reviews = (1..10_000).find(|_| widens(space)).expect("it is tried again");
+        assert!(space.review(Verdict::Keep, false));
+        reviews
     }
 
     #[test]
@@ -352,7 +370,7 @@ mod tests {
         assert_eq!(until_wider(&mut space), EARLY_REVIEWS);
         assert_eq!(space.measured(510), 500);
         assert_eq!(space.sms(), 64, "no more than by chance");
-        assert_eq!((0..100).find(|_| space.review(EARLY, false) && space.sms() > 64), None);
+        assert_eq!((0..100).find(|_| widens(&mut space)), None);
         space.measured(500);
         assert_eq!(until_wider(&mut space), 1, "it was measured since");
         assert_eq!(space.measured(400), 500);

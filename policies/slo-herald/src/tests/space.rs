@@ -139,6 +139,11 @@ fn late_units_take_sms_back() {
     assert!(sms(&b).is_some());
     b.units(3, 4 * MS);
     assert_eq!(sms(&b), None, "late again");
+    let tried = (0..).find(|_| {
+        reviews(&mut b, 1, 300);
+        sms(&b).is_some()
+    });
+    assert!((80..300).contains(&tried.unwrap()), "{tried:?}");
 }
 
 #[test]
@@ -356,4 +361,47 @@ fn what_a_snapshot_in_a_trial_tells_is_the_number_of_sms_before() {
     let (sms, again) = restored(&b.policy.snapshot());
     assert_eq!(sms, Some(48));
     assert_eq!(restored(&again).0, Some(48), "though no launch told the GPU meanwhile");
+}
+
+#[test]
+fn more_sms_come_back_after_late_units() {
+    let mut b = Bench::new(3 * MS);
+    set_widths(vec![48, 96]);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    let permille = |sms| match sms {
+        None => 450,
+        Some(48) => 420,
+        Some(_) => 600,
+    };
+    let used = reviews_by_sms(&mut b, 100, permille);
+    assert_eq!(used.last(), Some(&Some(96)));
+    for _ in 0..2 {
+        b.units(3, 4 * MS);
+        while b.policy.services[0].is_strict() {
+            b.units(1, MS);
+        }
+        assert_ne!(b.policy.services[0].share.sms(), Some(96));
+    }
+    let used = reviews_by_sms(&mut b, 2_000, permille);
+    assert!(share_of(&used, Some(96)) > 80, "{}", share_of(&used, Some(96)));
+}
+
+#[test]
+fn another_programs_first_launches_do_not_end_a_way_that_was_measured() {
+    let mut b = Bench::new(3 * MS);
+    set_widths(vec![48, 96]);
+    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
+    let permille = |sms: Option<u32>| 300 + 4 * u64::from(sms.unwrap_or(0));
+    reviews_by_sms(&mut b, 100, permille);
+    let before = b.policy.services[0].share.sms().unwrap();
+    b.policy.joined(b.now_ns, &client(77, PriorityClass::BestEffort));
+    // One late unit in each of two reviews: too many, but for kernels that were not there before.
+    for _ in 0..2 {
+        b.units(1, 4 * MS);
+        b.units(65, MS);
+    }
+    assert_eq!(b.policy.services[0].share.sms(), Some(before));
+    b.units(2, 4 * MS);
+    assert!(b.policy.services[0].is_strict());
+    assert_eq!(b.policy.services[0].share.sms(), Some(48), "fewer, not none");
 }
