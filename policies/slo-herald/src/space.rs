@@ -22,6 +22,8 @@ const LONGEST_PERCENT_MAX: u64 = 95;
 /// Reviews after which a number of SMs that let in less is tried again.
 const RETRY_REVIEWS_MIN: u32 = 32;
 const RETRY_REVIEWS_MAX: u32 = 2_048;
+/// The same of one that units had borne for [`RETRY_REVIEWS_MIN`].
+const RETRY_REVIEWS_LONG_BORNE: u32 = 8;
 /// More SMs stay if they let in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
 
@@ -248,6 +250,9 @@ impl Space {
     /// To the next narrower width, at this rate.
     fn leave_width(&mut self, rate: u64) {
         if let Some(width) = self.widths.get_mut(self.at) {
+            if self.reviews >= RETRY_REVIEWS_MIN {
+                width.wait_next = RETRY_REVIEWS_LONG_BORNE;
+            }
             width.wait = width.wait_next;
             width.wait_next = (width.wait_next * 2).min(RETRY_REVIEWS_MAX);
         }
@@ -387,6 +392,21 @@ mod tests {
             space.measured(500);
         }
         assert_eq!(longest, RETRY_REVIEWS_MAX);
+    }
+
+    #[test]
+    fn sms_that_were_borne_for_long_come_back_soon() {
+        let mut space = space();
+        space.measured(500);
+        for _ in 0..RETRY_REVIEWS_MIN {
+            assert!(space.review(Verdict::Keep, false));
+        }
+        assert!(space.narrow() && space.sms() == 32);
+        space.measured(300);
+        assert_eq!(until_wider(&mut space), RETRY_REVIEWS_LONG_BORNE);
+        assert!(space.narrow());
+        space.measured(300);
+        assert_eq!(until_wider(&mut space), 2 * RETRY_REVIEWS_LONG_BORNE);
     }
 
     #[test]
