@@ -33,6 +33,7 @@ const WORTH_PERMILLE_MAX: u64 = 1_000_000;
 const BETTER_PERCENT: u64 = 103;
 /// Time holds something back if it does so in more than one unit in so many.
 const SHORT_UNITS_PER: u64 = 10;
+
 /// How best effort shares the GPU with an open unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -57,14 +58,6 @@ pub enum Verdict {
     Late,
 }
 
-/// What is known of one way.
-#[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    found_limit: bool,
-    /// Best-effort work let in, in thousandths of the time; 0: not measured yet.
-    worth_permille: u64,
-}
-
 /// How much best-effort work an open unit of a service bears, as learned so far.
 #[derive(Debug)]
 pub struct Share {
@@ -73,7 +66,10 @@ pub struct Share {
     sm_count: u32,
     rate: u64,
     space: Space,
-    known: [Known; 2],
+    /// More time than some rate was too much.
+    found_limit: bool,
+    /// Of each way: best-effort work let in, in thousandths of the time; 0: not measured yet.
+    worth_permille: [u64; 2],
     /// Reviews since this way was taken, and since its work is measured.
     reviews: u32,
     measured: u32,
@@ -107,7 +103,8 @@ impl Share {
             sm_count,
             rate: RATE_START,
             space: Space::new(sm_count, widths),
-            known: [Known::default(); 2],
+            found_limit: false,
+            worth_permille: [0; 2],
             reviews: 0,
             measured: 0,
             compared: 0,
@@ -134,7 +131,7 @@ impl Share {
 
     /// The levels and what was found of them, as numbers.
     pub fn saved(&self) -> String {
-        let [time, space] = self.known;
+        let [time, space] = self.worth_permille;
         let (sms, rate_in_space) = self.space.proven();
         let numbers = [
             self.way as u64,
@@ -142,10 +139,10 @@ impl Share {
             self.rate,
             sms.into(),
             self.space.used(),
-            time.found_limit.into(),
-            time.worth_permille,
+            self.found_limit.into(),
+            time,
             rate_in_space,
-            space.worth_permille,
+            space,
         ];
         numbers.map(|number| number.to_string()).join(" ")
     }
@@ -159,14 +156,11 @@ impl Share {
         let (Ok(sm_count), Ok(sms)) = (u32::try_from(sm_count), u32::try_from(sms)) else {
             return false;
         };
-        let known = |found_limit: bool, worth: u64| Known {
-            found_limit,
-            worth_permille: worth.min(WORTH_PERMILLE_MAX),
-        };
         let is_space = way == Way::Space as u64 && (1..sm_count).contains(&sms);
         self.way = if is_space { Way::Space } else { Way::Time };
         self.rate = rate.clamp(RATE_MIN, RATE_MAX);
-        self.known = [known(found_limit > 0, time), known(false, space)];
+        self.found_limit = found_limit > 0;
+        self.worth_permille = [time, space].map(|worth| worth.min(WORTH_PERMILLE_MAX));
         let space = std::mem::replace(&mut self.space, Space::new(0, &[]));
         self.space = space.remember(sm_count, sms, rate_in_space, used);
         if self.sm_count == 0 {
@@ -233,7 +227,7 @@ impl Share {
         match self.way {
             Way::Time => {
                 self.rate = (self.rate / 2).max(RATE_MIN);
-                self.known[Way::Time as usize].found_limit = true;
+                self.found_limit = true;
             }
             Way::Space => {
                 if self.space.is_trial() {
@@ -245,11 +239,8 @@ impl Share {
                     return self.put_off();
                 }
                 let is_again = std::mem::replace(&mut self.was_late, true);
-                let most = self.space.sms() / 4 * 3;
-                while is_again || self.space.sms() > most {
-                    if is_again || !self.space.narrow() {
-                        return self.give_up();
-                    }
+                if is_again || !self.space.narrow_to(self.space.sms() / 4 * 3) {
+                    self.give_up();
                 }
             }
         }
@@ -280,17 +271,16 @@ impl Share {
     }
 
     fn change_rate(&mut self, verdict: Verdict) {
-        let known = &mut self.known[Way::Time as usize];
         match verdict {
             Verdict::Late | Verdict::FarTooBusy | Verdict::Ease => {
                 let percent = if verdict == Verdict::Ease { 80 } else { 60 };
                 self.rate = (self.rate * percent / 100).max(RATE_MIN);
-                known.found_limit = true;
+                self.found_limit = true;
             }
             Verdict::Keep => {}
             Verdict::Raise { longest, .. } => {
                 // What best effort adds to a unit may grow by so much and still fit.
-                let percent = match (known.found_limit, longest) {
+                let percent = match (self.found_limit, longest) {
                     (false, ..50) => 200,
                     (false, 50..65) => 150,
                     (true, 50..) => 105,
@@ -303,13 +293,12 @@ impl Share {
 
     /// Measure the way taken once it has settled, and take the other if it is better or due for a trial.
     fn compare(&mut self, now_ns: u64) {
-        let known = &mut self.known[self.way as usize];
         if self.measured == 0 {
             // No unit bears even one launch: what waits is too long, and would do so for ever if there is no pause.
             let is_stuck = self.within == 0 && self.short_units > 0;
             let settle_reviews = if is_stuck { STUCK_REVIEWS } else { SETTLE_REVIEWS_MAX };
             let is_settled = match self.way {
-                Way::Time => known.found_limit,
+                Way::Time => self.found_limit,
                 Way::Space => self.space.is_settled(),
             };
             if !is_settled && self.reviews < settle_reviews {
@@ -324,14 +313,14 @@ impl Share {
         }
         let passed_ns = now_ns.saturating_sub(self.since_ns).max(1);
         let worth_permille = self.work_ns.saturating_mul(1_000) / passed_ns;
-        known.worth_permille = worth_permille.clamp(1, WORTH_PERMILLE_MAX);
+        let mut mine = worth_permille.clamp(1, WORTH_PERMILLE_MAX);
         if self.way == Way::Space {
             // A trial of more SMs that is over says nothing of those before.
-            known.worth_permille = self.space.measured(known.worth_permille);
+            mine = self.space.measured(mine);
         }
+        self.worth_permille[self.way as usize] = mine;
         self.is_measured = true;
-        let mine = known.worth_permille;
-        let other = self.known[self.other() as usize].worth_permille;
+        let other = self.worth_permille[self.other() as usize];
         let is_worse = other * 100 > mine * BETTER_PERCENT;
         let holds = self.short_units * SHORT_UNITS_PER > self.units;
         self.measure(now_ns);
@@ -374,8 +363,7 @@ impl Share {
     /// Best-effort work let in while each way was measured last, in thousandths of the time, if the last review
     /// measured one; 0: it was not measured, 1: no unit bore it.
     pub fn found(&mut self) -> Option<[u64; 2]> {
-        let worth_permille = self.known.map(|known| known.worth_permille);
-        std::mem::take(&mut self.is_measured).then_some(worth_permille)
+        std::mem::take(&mut self.is_measured).then_some(self.worth_permille)
     }
 
     /// Rate of the one way, and SMs of the other.
@@ -407,7 +395,7 @@ impl Share {
     }
 
     fn leave_space(&mut self) {
-        self.known[Way::Space as usize].worth_permille = 1;
+        self.worth_permille[Way::Space as usize] = 1;
         self.space.give_up(self.limited > 0);
         self.compared = 0;
         self.take(Way::Time);

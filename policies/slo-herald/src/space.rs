@@ -247,6 +247,16 @@ impl Space {
         true
     }
 
+    /// At most so many SMs. False if there is no such width.
+    pub fn narrow_to(&mut self, most: u32) -> bool {
+        while self.sms() > most {
+            if !self.narrow() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// To the next narrower width, at this rate.
     fn leave_width(&mut self, rate: u64) {
         if let Some(width) = self.widths.get_mut(self.at) {
