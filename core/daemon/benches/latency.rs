@@ -1,5 +1,5 @@
 //! What a decision, a release from a hold and an idle core cost, with a real core and
-//! clients in this process. For a quiet machine: `cargo xtask bench -p tally-core`.
+//! clients in this process. For an idle machine: `cargo xtask bench -p tally-core`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

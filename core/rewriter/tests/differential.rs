@@ -126,7 +126,7 @@ fn preempted(case: &Case, transformed: &Transformed, world: &mut World, random: 
     let old: Vec<u32> = (0..blocks).map(|_| random.below(2 * base as usize) as u32).collect();
     let table = world.device.alloc_words(&old);
     let flag = world.device.alloc_words(&[0; SMS * 32]);
-    let quiet = world.device.alloc_words(&[0; SMS * 32]);
+    let no_flag = world.device.alloc_words(&[0; SMS * 32]);
     let notice = world.device.alloc_words(&[0]);
     let mut scratch = Scratch::new();
     let mut epoch = base;
@@ -138,7 +138,7 @@ fn preempted(case: &Case, transformed: &Transformed, world: &mut World, random: 
         let launches: Vec<Vec<u8>> = (0..1 + random.below(2))
             .map(|_| {
                 epoch += 1;
-                let looks = if last { quiet } else { flag };
+                let looks = if last { no_flag } else { flag };
                 let control = ControlBlock::preemptible(
                     table,
                     looks,

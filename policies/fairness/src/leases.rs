@@ -4,13 +4,13 @@
 //! that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
 //! nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
 //!
-//! A client has a *standing width* (`widths.set`) while one launch after another runs on spared SMs. It gets no leases
+//! A client has a width of its own (`widths.set`) while one launch after another runs on spared SMs. It gets no leases
 //! then: a kernel of which no launch was limited yet would run whole.
 
 use crate::Shares;
 use tally_sdk::{ClientId, host};
 
-/// After so many launches in a row on spared SMs, each of which was asked about, a client has a standing width.
+/// After so many launches in a row on spared SMs, each of which was asked about, a client has a width of its own.
 const IN_ROW: u32 = 64;
 
 /// Launches of a lease at most, and at least: where units bear little, what is charged ahead keeps others waiting.
@@ -60,15 +60,15 @@ impl Leases {
     }
 }
 
-/// The standing width of the one best-effort client.
+/// The width of the one best-effort client.
 #[derive(Debug, Default)]
-pub struct Standing {
+pub struct ClientWidth {
     client: Option<ClientId>,
     sms: u32,
     in_row: u32,
 }
 
-impl Standing {
+impl ClientWidth {
     /// A launch runs on so many spared SMs, as the one before it did. True if its client has them as its width.
     pub fn beside(&mut self, client: ClientId, sms: u32) -> bool {
         if (self.client, self.sms) != (Some(client), sms) {

@@ -26,7 +26,7 @@
 //! as changing to another and back would take.
 //!
 //! [`Shares`] has these rounds and [`Floors`] for a policy, [`Yields`] those of its launches that may have to yield,
-//! [`Leases`] and [`Standing`] what starts unasked beside services.
+//! [`Leases`] and [`ClientWidth`] what starts unasked beside services.
 #![deny(unsafe_code)]
 
 mod floor;
@@ -36,7 +36,7 @@ mod shares;
 mod yields;
 
 pub use floor::{Due, Floors};
-pub use leases::{Leases, Standing};
+pub use leases::{ClientWidth, Leases};
 pub use shares::Shares;
 pub use yields::Yields;
 

@@ -21,7 +21,7 @@
 //!     take cost from each open unit's allowance
 //!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
 //!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`])
-//!         if on some SMs, as 64 launches before it in a row: as the client's width ([`Standing`])
+//!         if on some SMs, as 64 launches before it in a row: as the client's width ([`ClientWidth`])
 //!
 //! after each 64 units of a service that were not measured alone, or 8 in a second or of which too many were late
 //! (`share.rs`):
@@ -60,7 +60,7 @@ mod space;
 
 use service::Service;
 use settings::Settings;
-use tally_fairness::{Due, Leases, Shares, Standing, Yields};
+use tally_fairness::{ClientWidth, Due, Leases, Shares, Yields};
 use tally_forms::Forms;
 use tally_sdk::grid::scaled;
 use tally_sdk::host::{self, Gauge};
@@ -120,7 +120,7 @@ pub struct Herald {
     remembered: Vec<String>,
     forms: Forms,
     leases: Leases,
-    standing: Standing,
+    client_width: ClientWidth,
     window_ns: u64,
     /// High-priority work is on the GPU.
     high_is_active: bool,
@@ -149,7 +149,7 @@ impl Policy for Herald {
             remembered: Vec::new(),
             forms: Forms::new(&settings.forms, in_force),
             leases: Leases::default(),
-            standing: Standing::default(),
+            client_width: ClientWidth::default(),
             window_ns: WINDOW_OPEN,
             high_is_active: false,
             yields: Yields::default(),
@@ -243,7 +243,7 @@ impl Herald {
             }
             self.counters.add(BESIDE, 1);
             let is_alone = self.shares.lease(1) > 0;
-            let on_width = is_alone && !is_due && self.standing.beside(launch.client, sms);
+            let on_width = is_alone && !is_due && self.client_width.beside(launch.client, sms);
             // One that was never measured would run whole first.
             let decision = if on_width && launch.predicted_ns != UNKNOWN {
                 Decision::Run(0)
@@ -257,7 +257,7 @@ impl Herald {
         // Light ones are limited only where that costs nothing.
         let spares = self.services.iter().any(|one| one.sms().is_some());
         if !within || !spares || cost_ns == launch.predicted_ns {
-            self.standing.end();
+            self.client_width.end();
         }
         if within {
             self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
@@ -395,7 +395,7 @@ impl Timer for Herald {
 impl Membership for Herald {
     fn joined(&mut self, now_ns: u64, client: &Client) {
         self.leases.fit(0, &self.shares);
-        self.standing.end();
+        self.client_width.end();
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
             let mut service = Service::new(client.id, self.sm_count);
@@ -439,7 +439,7 @@ impl Herald {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        self.standing.end();
+        self.client_width.end();
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
@@ -454,7 +454,7 @@ impl Herald {
         let is_small = !exceeds(launch, sms) && launch.predicted_ns != UNKNOWN;
         let can = launch.can_limit() || is_small;
         // A light one costs less than a change of SMs.
-        let is_worth_it = cost_ns >= launch.predicted_ns || self.standing.sms().is_some();
+        let is_worth_it = cost_ns >= launch.predicted_ns || self.client_width.sms().is_some();
         (can && is_worth_it).then_some(sms)
     }
 

@@ -39,7 +39,7 @@ mod widths;
 use select::Place;
 use service::{Busy, Service};
 use settings::Settings;
-use tally_fairness::{Due, Shares, Standing, Yields};
+use tally_fairness::{ClientWidth, Due, Shares, Yields};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
@@ -102,7 +102,7 @@ pub struct TpotFirst {
     /// What was saved of services, until their first unit.
     remembered: Vec<[u64; 5]>,
     busy: Busy,
-    standing: Standing,
+    client_width: ClientWidth,
     /// Launches that may have to yield, and whether they do.
     yields: Yields,
     /// The latest of them: its kernel and its form.
@@ -134,7 +134,7 @@ impl Policy for TpotFirst {
             forms: Forms::new(&settings.forms, in_force),
             remembered: Vec::new(),
             busy: Busy::default(),
-            standing: Standing::default(),
+            client_width: ClientWidth::default(),
             yields: Yields::default(),
             yielding: None,
             turnaround_ns: settings.turnaround_ns,
@@ -221,7 +221,7 @@ impl TpotFirst {
                 .filter(|one| one.risks(under_way_ns, &settings))
                 .for_each(|one| one.unborne_until_ns = now_ns.saturating_add(under_way_ns));
         }
-        let decision = match self.on_standing_width(launch, place, decision) {
+        let decision = match self.on_client_width(launch, place, decision) {
             // Its code was not read: it runs whole, and later ones can be limited.
             Decision::Run(_) if self.has_widths && select::is_unread(launch) => {
                 Decision::SmLimited(self.least_width())
@@ -251,7 +251,7 @@ impl TpotFirst {
     }
 
     /// What runs on the width beside steps, launch after launch, has it as its client's.
-    fn on_standing_width(&mut self, launch: &Launch, place: Place, decision: Decision) -> Decision {
+    fn on_client_width(&mut self, launch: &Launch, place: Place, decision: Decision) -> Decision {
         let is_short = matches!(place, Place::Slack(ns) if ns < self.settings.limit_ns_min);
         let sms = match place {
             Place::Width(sms) if self.shares.lease(1) > 0 => sms,
@@ -259,12 +259,12 @@ impl TpotFirst {
             Place::Narrow => return decision,
             Place::Slack(_) if is_short => return decision,
             _ => {
-                self.standing.end();
+                self.client_width.end();
                 return decision;
             }
         };
         // One that was never measured would run whole first.
-        match self.standing.beside(launch.client, sms) && launch.predicted_ns != UNKNOWN {
+        match self.client_width.beside(launch.client, sms) && launch.predicted_ns != UNKNOWN {
             true => Decision::Run(0),
             false => decision,
         }
@@ -272,7 +272,7 @@ impl TpotFirst {
 
     /// While no high-priority client is connected.
     fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        self.standing.end();
+        self.client_width.end();
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
@@ -422,7 +422,7 @@ impl Timer for TpotFirst {
 
 impl Membership for TpotFirst {
     fn joined(&mut self, now_ns: u64, client: &Client) {
-        self.standing.end();
+        self.client_width.end();
         self.shares.joined(now_ns, client, |mode| {
             if mode == SharingMode::TimeSliced {
                 let text = "contexts take turns, so launches are not limited to some SMs: they wait if a step would be late";

@@ -111,7 +111,7 @@ impl TpotFirst {
         }
         let on_width = can_limit(launch) && leave.width > 0 && !self.shares.time_sliced;
         // As all others of its client: that costs nothing.
-        let on_width_anyway = on_width && self.standing.sms().is_some();
+        let on_width_anyway = on_width && self.client_width.sms().is_some();
         let is_short = cost_ns < self.settings.limit_ns_min && cost_ns <= leave.slack_ns;
         if is_short && !on_width_anyway {
             return Ok(Place::Slack(cost_ns));

@@ -67,7 +67,7 @@ impl Bench {
     /// On its client's width it counts as limited to that.
     fn decide(&mut self, launch: &Launch) -> Decision {
         let answer = self.policy.decide(launch);
-        match self.policy.standing.sms() {
+        match self.policy.client_width.sms() {
             Some(sms) if answer.reason == Reason::Width.into() => Decision::SmLimited(sms),
             _ => answer.decision,
         }

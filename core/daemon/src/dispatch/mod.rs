@@ -4,7 +4,7 @@
 //! answers. After `spin` without anything new it parks:
 //!
 //! ```text
-//! passes --(quiet for `spin`)--> set `parked` in every client's region
+//! passes --(idle for `spin`)--> set `parked` in every client's region
 //!   ^                              look at every ring again (SeqCst)
 //!   |                              sleep: doorbells, control, next deadline
 //!   +------- clear `parked` <------+
@@ -336,8 +336,8 @@ impl Dispatch {
             // costs no CPU; finer while a launch waits for it. The engine learns
             // from measurements that are off by less than a quarter.
             let part = if self.engine.has_waiting() { 64 } else { 4 };
-            let quiet = now.saturating_sub(self.last_progress_ns);
-            until = until.min(now + (quiet / part).max(self.settings.completion_poll_ns));
+            let stalled = now.saturating_sub(self.last_progress_ns);
+            until = until.min(now + (stalled / part).max(self.settings.completion_poll_ns));
         }
         let high = self.wants_high_activity();
         let asked = self.clients.iter().filter(|c| high || !c.is_high());
