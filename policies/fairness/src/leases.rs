@@ -82,6 +82,15 @@ impl ClientWidth {
         self.sms().is_some()
     }
 
+    /// The client has so many SMs as its width from now on.
+    pub fn keep(&mut self, client: ClientId, sms: u32) {
+        if (self.client, self.sms()) != (Some(client), Some(sms)) {
+            self.end();
+            (self.client, self.sms, self.in_row) = (Some(client), sms, IN_ROW);
+            host::set_width(client, sms);
+        }
+    }
+
     /// The client's width, if it has one.
     pub fn sms(&self) -> Option<u32> {
         (self.in_row >= IN_ROW).then_some(self.sms)

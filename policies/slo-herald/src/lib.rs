@@ -15,11 +15,13 @@
 //!     if each service with an open unit shares SMs, and the launch is not light, and can be limited to the fewest SMs
 //!     of those services or has no more blocks:               run on them
 //!     for each service with an open unit, unless the GPU has had no high-priority work for 2 ms:
-//!         if cost is more than is left of the allowance:     hold until that changes
+//!         if cost is more than is left of the allowance:     hold until that changes; on a width a launch costs
+//!                                                            the part of its time that its SMs are of all
 //!     for each other service that must be served strictly:
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     take cost from each open unit's allowance
-//!     run: whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
+//!     run: on the width, if a service shares so and none must be served strictly
+//!          whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
 //!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`])
 //!         if on some SMs, as 64 launches before it in a row: as the client's width ([`ClientWidth`])
 //!
@@ -32,11 +34,13 @@
 //!     if the way to share was measured:                      take the one that lets more work in
 //! ```
 //!
-//! There are two ways to share the GPU with an open unit, each with a level that is learned. In *time* the level is the
-//! rate: best-effort time that a unit bears for each nanosecond that it can spare. It is low where kernels wait for
+//! There are three ways to share the GPU with an open unit, each with a level that is learned. In *time* the level is
+//! the rate: best-effort time that a unit bears for each nanosecond that it can spare. It is low where kernels wait for
 //! each other, and high where the GPU idles within a unit because the service's CPU part takes longer. In *space* the
 //! level is a number of SMs on which best effort runs beside the unit for as long as it takes, and a rate for what
-//! cannot be limited to them (`space.rs`). Both are learned, so that nobody has to tell what suits which service.
+//! cannot be limited to them. On a *width* the one best-effort client has some SMs always, between units, too, and the
+//! level is that number and a rate for everything (`space.rs`). All are learned, so that nobody has to tell what suits
+//! which service.
 //!
 //! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or best
 //! effort makes it busy nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for,
@@ -52,12 +56,15 @@
 //! high-priority work is active.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
+mod limit;
 mod load;
 mod service;
 mod settings;
 mod share;
 mod space;
+mod worth;
 
+use limit::{can_limit, exceeds, on_sms};
 use service::Service;
 use settings::Settings;
 use tally_fairness::{ClientWidth, Due, Leases, Shares, Yields};
@@ -82,7 +89,7 @@ tally_sdk::reasons! {
     Floor = "less than the client's least share of the GPU",
 }
 
-const COUNTERS: [&str; 7] = [
+const COUNTERS: [&str; 8] = [
     "launches_within_units",
     "launches_between_units",
     "units_measured_alone",
@@ -90,6 +97,7 @@ const COUNTERS: [&str; 7] = [
     "launches_on_spared_sms",
     "launches_for_min_share",
     "launches_leased",
+    "launches_on_width",
 ];
 const WITHIN: usize = 0;
 const BETWEEN: usize = 1;
@@ -98,6 +106,7 @@ const LATE: usize = 3;
 const BESIDE: usize = 4;
 const FLOOR: usize = 5;
 const LEASED: usize = 6;
+const ON_WIDTH: usize = 7;
 
 /// Within an open unit: time without high-priority work after which it holds nothing back. Its program may be busy with
 /// something else, or have lost the end of it.
@@ -126,13 +135,14 @@ pub struct Herald {
     high_is_active: bool,
     /// Launches that may have to yield, and whether they do.
     yields: Yields,
-    counters: Counters<7>,
+    counters: Counters<8>,
     strict: Gauge,
     /// Least SMs that a service spares; 0 if none spares SMs.
     spared_sms: Gauge,
-    /// Best-effort work let in by time, and by SMs, when that was last measured of any service.
+    /// Best-effort work let in by time, by SMs, and on a width, when that was last measured of any service.
     in_time: Gauge,
     in_space: Gauge,
+    on_width: Gauge,
     /// As the last launch told.
     sm_count: u32,
 }
@@ -158,6 +168,7 @@ impl Policy for Herald {
             spared_sms: Gauge::new("spared_sms"),
             in_time: Gauge::new("let_in_by_time_permille"),
             in_space: Gauge::new("let_in_by_sms_permille"),
+            on_width: Gauge::new("let_in_on_width_permille"),
             sm_count: 0,
         })
     }
@@ -200,6 +211,11 @@ impl Herald {
         let wait_ns = GAP_NS.saturating_sub(idle_ns);
         let mut within = false;
         let beside = self.beside(launch, cost_ns).filter(|_| wait_ns > 0);
+        let width = self.width();
+        let on_width = width.filter(|sms| beside.is_none() && can_limit(launch, *sms));
+        // On some of the SMs it takes no more of a unit than those.
+        let of_all = |sms: u32| scaled(cost_ns, sms.into(), launch.sm_count.max(1).into());
+        let charge_ns = on_width.map_or(cost_ns, of_all);
         for service in &mut self.services {
             if let Some(left_ns) = service.left_ns().filter(|_| wait_ns > 0) {
                 within = true;
@@ -208,11 +224,11 @@ impl Herald {
                 }
                 // Else what takes long because it is measured too seldom would wait for ever.
                 let is_overdue = launch.predicted_ns == UNKNOWN && launch.waited_ns > OVERDUE_NS;
-                if cost_ns > left_ns && !(is_overdue && left_ns > 0) {
+                if charge_ns > left_ns && !(is_overdue && left_ns > 0) {
                     let is_strict = service.is_strict();
                     let reason = if is_strict { Reason::Strict } else { Reason::Spent };
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
-                    let short = |one: &&mut Service| one.left_ns().is_some_and(|ns| cost_ns > ns);
+                    let short = |one: &&mut Service| one.left_ns().is_some_and(|ns| charge_ns > ns);
                     self.services.iter_mut().filter(short).for_each(Service::is_short);
                     return Decision::Hold(hold_ns).because(reason);
                 }
@@ -230,7 +246,8 @@ impl Herald {
         }
         let beside = beside.filter(|_| within);
         let limited_ns = |sms: u32| scaled(cost_ns, launch.sms().into(), sms.max(1).into());
-        let lasts_ns = beside.filter(|sms| exceeds(launch, *sms)).map_or(cost_ns, limited_ns);
+        let limit = beside.or(on_width).filter(|sms| exceeds(launch, *sms));
+        let lasts_ns = limit.map_or(cost_ns, limited_ns);
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(lasts_ns);
         for service in &mut self.services {
             service.share.let_in(launch.predicted_ns, within);
@@ -244,26 +261,27 @@ impl Herald {
             self.counters.add(BESIDE, 1);
             let is_alone = self.shares.lease(1) > 0;
             let on_width = is_alone && !is_due && self.client_width.beside(launch.client, sms);
-            // One that was never measured would run whole first.
-            let decision = if on_width && launch.predicted_ns != UNKNOWN {
-                Decision::Run(0)
-            } else if exceeds(launch, sms) {
-                Decision::SmLimited(sms)
-            } else {
-                Decision::Run(0)
-            };
-            return decision.because(Reason::Beside);
-        }
-        // Light ones are limited only where that costs nothing.
-        let spares = self.services.iter().any(|one| one.sms().is_some());
-        if !within || !spares || cost_ns == launch.predicted_ns {
-            self.client_width.end();
+            return on_sms(launch, sms, on_width).because(Reason::Beside);
         }
         if within {
-            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, cost_ns));
+            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, charge_ns));
         }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
+        if let Some(sms) = on_width {
+            self.services.iter_mut().for_each(|service| service.share.limited());
+            self.counters.add(ON_WIDTH, 1);
+            if self.shares.lease(1) > 0 {
+                self.client_width.keep(launch.client, sms);
+            }
+            // What was never measured whole would be, if it were left to the client's width.
+            return on_sms(launch, sms, false).because(reason);
+        }
+        // Light ones are limited only where that costs nothing.
+        let spares = self.services.iter().any(|one| one.sms().is_some());
+        if width.is_none() && (!within || !spares || cost_ns == launch.predicted_ns) {
+            self.client_width.end();
+        }
         match self.form(launch) {
             Decision::Run(_) if let Some(sms) = self.reads_for(launch, cost_ns) => {
                 Decision::SmLimited(sms).because(reason)
@@ -281,14 +299,14 @@ impl Herald {
         }
         self.leases.starts(launch.client, launch.predicted_ns);
         let bears = |one: &Service| {
-            let at_any_time_ns = one.allowance_ns().filter(|_| one.share.sms().is_none())?;
+            let at_any_time_ns = one.allowance_ns().filter(|_| one.share.limit().is_none())?;
             Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
         };
         let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
         let (launches, ns) = self.leases.give(bears_ns.unwrap_or(0));
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
         for service in &mut self.services {
-            service.share.let_in(ns, false);
+            service.share.let_in(ns, within);
             service.under_way(until_ns);
             if within {
                 service.spend(launch.now_ns, ns);
@@ -338,15 +356,16 @@ impl Units for Herald {
         if service.units() / ASK_UNITS != (service.units() - u64::from(units)) / ASK_UNITS {
             service.ask();
         }
-        if let Some([in_time, in_space]) = service.share.found() {
-            let (rate, sms) = service.share.levels();
+        if let Some([in_time, in_space, on_width]) = service.share.found() {
+            let (rate, sms, width) = service.share.levels();
             let text = format!(
                 "service {client}: best effort had {in_time} permille at a rate of {rate} permille, \
-                 {in_space} permille on {sms} SMs"
+                 {in_space} permille on {sms} SMs in units, {on_width} permille on {width} SMs always"
             );
             host::log(Level::Debug, &text);
             self.in_time.set(in_time as i64);
             self.in_space.set(in_space as i64);
+            self.on_width.set(on_width as i64);
         }
         if service.is_strict() != was_strict {
             let text = match service.strict_because() {
@@ -406,12 +425,14 @@ impl Membership for Herald {
             // Not one that was there before this instance.
             self.services.iter_mut().for_each(|service| service.share.new_program());
         }
+        self.alone_or_not();
         self.changed();
     }
 
     fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
         self.shares.left(client);
+        self.alone_or_not();
         self.changed();
         self.go_on(now_ns);
         self.counters.hand_over();
@@ -420,6 +441,12 @@ impl Membership for Herald {
 }
 
 impl Herald {
+    /// Best-effort clients came or went.
+    fn alone_or_not(&mut self) {
+        let is_alone = self.shares.clients.best_effort_ids().count() < 2;
+        self.services.iter_mut().for_each(|service| service.share.set_alone(is_alone));
+    }
+
     /// Where contexts take turns.
     fn in_turns(&mut self, launch: &Launch, is_due: bool) -> Answer {
         if !is_due && launch.high_clients > 0 && launch.high_active() {
@@ -445,24 +472,6 @@ impl Herald {
         }
         let lease = self.shares.lease(self.settings.lease_launches);
         Decision::Run(lease).because(Reason::Alone)
-    }
-
-    /// SMs for a launch on which each open unit can bear it for as long as it takes.
-    fn beside(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
-        let open = || self.services.iter().filter(|service| service.left_ns().is_some());
-        let sms = open().map(Service::sms).reduce(|a, b| Some(a?.min(b?)))??;
-        let is_small = !exceeds(launch, sms) && launch.predicted_ns != UNKNOWN;
-        let can = launch.can_limit() || is_small;
-        // A light one costs less than a change of SMs.
-        let is_worth_it = cost_ns >= launch.predicted_ns || self.client_width.sms().is_some();
-        (can && is_worth_it).then_some(sms)
-    }
-
-    /// It runs whole, because its code was not read: SMs for later ones, where a service spares some.
-    fn reads_for(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
-        let is_unread = launch.can_prepare() && !launch.can_limit() && !launch.is_graph();
-        let may = is_unread && cost_ns >= launch.predicted_ns;
-        self.services.iter().filter_map(|one| one.share.sms()).min().filter(|_| may)
     }
 
     /// What a launch costs the open units.
@@ -505,7 +514,7 @@ impl Herald {
     /// What a service can spare is another amount.
     fn changed(&mut self) {
         self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
-        let spared = self.services.iter().filter_map(|one| one.share.sms()).min();
+        let spared = self.services.iter().filter_map(|one| one.share.limit()).min();
         self.spared_sms.set(spared.unwrap_or(0).into());
         self.change_terms();
     }
@@ -553,11 +562,6 @@ impl Stateful for Herald {
         self.remembered = saved.lines().map(str::to_owned).collect();
         Ok(())
     }
-}
-
-/// Whether a launch may take more SMs than so many: more blocks than one each.
-fn exceeds(launch: &Launch, sms: u32) -> bool {
-    launch.is_graph() || launch.grid_blocks > sms.into()
 }
 
 tally_sdk::export!(Herald: activity, units, membership, timer, state);

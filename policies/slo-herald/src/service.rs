@@ -391,7 +391,9 @@ impl Service {
         // Units that overlap keep it busy once.
         let told_ns = open.map_or(now_ns.saturating_sub(took_ns), |open| open.told_ns);
         let since_ns = told_ns.max(self.ended_ns.unwrap_or(0));
-        self.busy_ns = self.busy_ns.saturating_add(now_ns.saturating_sub(since_ns));
+        let busy_ns = now_ns.saturating_sub(since_ns);
+        self.busy_ns = self.busy_ns.saturating_add(busy_ns);
+        self.share.busy(units.into(), busy_ns);
         // It is told later than it ended.
         let end_ns = |open: Open| open.since_ns.saturating_add(took_ns).min(now_ns);
         self.ended_ns = Some(open.filter(|_| units == 1).map_or(now_ns, end_ns));
@@ -501,7 +503,7 @@ impl Service {
         let early_percent = if are_many { 92 } else { 85 };
         let is_early = self.late_in_review == 0 && longest_percent < early_percent;
         // More time than best effort ever asked for is not known to be borne.
-        let is_wanted = self.short_in_review > 0 || self.share.sms().is_some();
+        let is_wanted = self.short_in_review > 0 || self.share.limit().is_some();
         let is_busy_new = std::mem::take(&mut self.is_busy_new);
         let busy_permille = if is_busy_new { self.busy_permille } else { 0 };
         self.tolerated = self.tolerated.max(0.0);

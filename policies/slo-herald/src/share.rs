@@ -1,13 +1,16 @@
-//! How much best-effort work an open unit bears, and in which of two ways: learned from the units' times.
+//! How much best-effort work an open unit bears, and in which of three ways: learned from the units' times.
 //!
-//! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit. Time
-//! costs a unit little if the GPU is idle within it because the service's CPU part takes longer; space costs it little
-//! if its kernels do not fill the GPU. Each way has a level ([`Space`]'s is two numbers), raised while all units are
-//! early, and lowered once too many are late. Both are tried, and the one in which more best-effort work was let in is
-//! kept until the next trial, which comes the later the more trials were lost. Space is not tried while time holds
-//! nothing back, nor kept where no launch can be limited or is that small.
+//! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit, and
+//! all SMs between units. On a *width* its program has some SMs always, for so much time in a unit. Time costs a unit
+//! little if the GPU is idle within it because the service's CPU part takes longer; space costs it little if its
+//! kernels do not fill the GPU; a width costs best effort no change of SMs, and little if the service is busy most of
+//! the time. Each way has a level ([`Space`]'s is two numbers), raised while all units are early, and lowered once too
+//! many are late. All are tried, and the one in which most best-effort work was let in is kept until the next trial,
+//! which comes the later the more trials were lost. The others are not tried while time holds nothing back, nor kept
+//! where no launch can be limited or is that small; and a width is for a best-effort client that is alone.
 
-use crate::space::Space;
+use crate::space::{Space, Span};
+use crate::worth::{Pace, Tally, Worth};
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`] or of which too many were late.
 pub const REVIEW_UNITS: u32 = 64;
@@ -19,6 +22,8 @@ const RATE_MIN: u64 = 50;
 const RATE_MAX: u64 = 64_000;
 /// Reviews until a way is measured, at most: less if it has found its limit.
 const SETTLE_REVIEWS_MAX: u32 = 24;
+/// The same if so many in a row changed nothing.
+const KEPT_REVIEWS: u32 = 3;
 /// The same if nothing was let in.
 const STUCK_REVIEWS: u32 = 4;
 /// Reviews over which the work in a way is measured.
@@ -27,9 +32,7 @@ const MEASURED_REVIEWS: u32 = 6;
 const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
 /// The same where a trial may have failed because nothing had run on these SMs before.
 const SOON_REVIEWS: u32 = 32;
-/// More work than this is not let in, whatever a saved state says.
-const WORTH_PERMILLE_MAX: u64 = 1_000_000;
-/// The other way is taken if it lets in so much more, percent.
+/// Another way is taken if it lets in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
 /// Time holds something back if it does so in more than one unit in so many.
 const SHORT_UNITS_PER: u64 = 10;
@@ -39,7 +42,11 @@ const SHORT_UNITS_PER: u64 = 10;
 pub enum Way {
     Time,
     Space,
+    Width,
 }
+
+/// In the order in which they are tried first.
+const WAYS: [Way; 3] = [Way::Time, Way::Width, Way::Space];
 
 /// What the units of a review say of the level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,23 +73,32 @@ pub struct Share {
     sm_count: u32,
     rate: u64,
     space: Space,
+    width: Space,
+    /// There is one best-effort client, which can have a width.
+    is_alone: bool,
     /// More time than some rate was too much.
     found_limit: bool,
-    /// Of each way: best-effort work let in, in thousandths of the time; 0: not measured yet.
-    worth_permille: [u64; 2],
+    /// Best-effort work that each way lets in.
+    worth: [Worth; 3],
+    pace: Pace,
     /// Reviews since this way was taken, and since its work is measured.
     reviews: u32,
     measured: u32,
-    /// Reviews since both ways were compared, and after how many the other way is tried.
+    /// Reviews since the ways were compared, after how many another way is tried, and which was tried last.
     compared: u32,
     trial_after: u32,
+    last_tried: Way,
     /// This way is tried.
     is_trial: bool,
-    work_ns: u64,
+    /// What was let in since then.
+    tally: Tally,
     since_ns: u64,
-    /// Units meanwhile, and those of them in which a launch was held for want of time.
+    /// Units meanwhile that were not measured alone, and those of them in which a launch was held for want of time.
     units: u64,
     short_units: u64,
+    /// Units since the last review, and when that was.
+    arrived: u64,
+    reviewed_ns: u64,
     /// A launch was held for want of time since the last review.
     is_short: bool,
     /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was
@@ -91,6 +107,8 @@ pub struct Share {
     within: u64,
     /// Too many units were late since this way was taken.
     was_late: bool,
+    /// Reviews in a row that changed nothing.
+    kept: u32,
     /// It was measured in the last review.
     is_measured: bool,
 }
@@ -102,74 +120,90 @@ impl Share {
             way: Way::Time,
             sm_count,
             rate: RATE_START,
-            space: Space::new(sm_count, widths),
+            space: Space::new(Span::Units, sm_count, widths),
+            width: Space::new(Span::Always, sm_count, widths),
+            is_alone: false,
             found_limit: false,
-            worth_permille: [0; 2],
+            worth: [Worth::UNKNOWN; 3],
+            pace: Pace::default(),
             reviews: 0,
             measured: 0,
             compared: 0,
             trial_after: TRIAL_REVIEWS[0],
+            last_tried: Way::Time,
             is_trial: false,
-            work_ns: 0,
+            tally: Tally::default(),
             since_ns: 0,
             units: 0,
             short_units: 0,
+            arrived: 0,
+            reviewed_ns: 0,
             is_short: false,
             limited: 0,
             within: 0,
             was_late: false,
+            kept: 0,
             is_measured: false,
         }
     }
 
-    /// Forget all but the GPU.
+    /// Forget all but the GPU and how many clients there are.
     pub fn forget(&mut self) {
         self.space.forget();
-        let space = std::mem::replace(&mut self.space, Space::new(0, &[]));
-        *self = Share { space, ..Share::new(self.sm_count, &[]) };
+        self.width.forget();
+        let nowhere = Share::new(self.sm_count, &[]);
+        let Share { space, width, is_alone, pace, .. } = std::mem::replace(self, nowhere);
+        (self.space, self.width, self.is_alone, self.pace) = (space, width, is_alone, pace);
     }
 
     /// The levels and what was found of them, as numbers.
     pub fn saved(&self) -> String {
-        let [time, space] = self.worth_permille;
-        let (sms, rate_in_space) = self.space.proven();
-        let numbers = [
-            self.way as u64,
-            self.sm_count.into(),
-            self.rate,
-            sms.into(),
-            self.space.used(),
-            self.found_limit.into(),
-            time,
-            rate_in_space,
-            space,
-        ];
-        numbers.map(|number| number.to_string()).join(" ")
+        let mut numbers =
+            vec![self.way as u64, self.sm_count.into(), self.rate, self.found_limit.into()];
+        numbers.extend(self.worth.map(|worth| worth.permille(self.pace)));
+        for space in [&self.space, &self.width] {
+            let (sms, rate) = space.proven();
+            numbers.extend([sms.into(), rate, space.used()]);
+        }
+        numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
     }
 
     /// Go on from those numbers. False, and nothing changes, if they are none.
     pub fn remember(&mut self, numbers: &[u64]) -> bool {
-        let [way, sm_count, rate, sms, used, found_limit, time, rate_in_space, space] = *numbers
+        let &[way, sm_count, rate, found_limit, time, space, width, ref spaces @ ..] = numbers
         else {
             return false;
         };
-        let (Ok(sm_count), Ok(sms)) = (u32::try_from(sm_count), u32::try_from(sms)) else {
+        let &[sms, space_rate, space_used, width_sms, width_rate, width_used] = spaces else {
             return false;
         };
-        let is_space = way == Way::Space as u64 && (1..sm_count).contains(&sms);
-        self.way = if is_space { Way::Space } else { Way::Time };
+        let narrow = |number: u64| u32::try_from(number).ok();
+        let (Some(sm_count), Some(sms), Some(width_sms)) =
+            (narrow(sm_count), narrow(sms), narrow(width_sms))
+        else {
+            return false;
+        };
         self.rate = rate.clamp(RATE_MIN, RATE_MAX);
         self.found_limit = found_limit > 0;
-        self.worth_permille = [time, space].map(|worth| worth.min(WORTH_PERMILLE_MAX));
-        let space = std::mem::replace(&mut self.space, Space::new(0, &[]));
-        self.space = space.remember(sm_count, sms, rate_in_space, used);
+        self.worth = [time, space, width].map(Worth::of_permille);
+        let nowhere = Share::new(0, &[]);
+        let old = std::mem::replace(self, nowhere);
+        *self = Share {
+            space: old.space.remember(sm_count, sms, space_rate, space_used),
+            width: old.width.remember(sm_count, width_sms, width_rate, width_used),
+            ..old
+        };
         if self.sm_count == 0 {
             // Until it is known.
             self.sm_count = sm_count;
         }
-        if !self.space.is_there() {
-            self.way = Way::Time;
-        }
+        let is_limited = |sms: u32| (1..sm_count).contains(&sms);
+        self.way = match way {
+            _ if way == Way::Space as u64 && is_limited(sms) => Way::Space,
+            _ if way == Way::Width as u64 && is_limited(width_sms) => Way::Width,
+            _ => Way::Time,
+        };
+        self.must_be_there();
         true
     }
 
@@ -177,8 +211,31 @@ impl Share {
     pub fn set_gpu(&mut self, sm_count: u32, widths: &[u32]) {
         self.sm_count = sm_count;
         self.space = self.space.on_gpu(sm_count, widths);
+        self.width = self.width.on_gpu(sm_count, widths);
+        self.must_be_there();
+    }
+
+    /// Whether there is one best-effort client: several have no width.
+    pub fn set_alone(&mut self, is_alone: bool) {
+        self.is_alone = is_alone;
+        if self.way == Way::Width && !is_alone {
+            self.is_trial = false;
+            self.take(self.best_other());
+        }
+    }
+
+    fn must_be_there(&mut self) {
         if !self.space.is_there() {
             self.way = Way::Time;
+        }
+    }
+
+    /// SMs and time of the way taken, if it has SMs.
+    fn spot(&mut self) -> Option<&mut Space> {
+        match self.way {
+            Way::Time => None,
+            Way::Space => Some(&mut self.space),
+            Way::Width => Some(&mut self.width),
         }
     }
 
@@ -188,18 +245,38 @@ impl Share {
             Way::Time => self.rate,
             // For what cannot be limited.
             Way::Space => self.space.rate(),
+            Way::Width => self.width.rate(),
         }
     }
 
-    /// SMs on which best effort may run while a unit is open; `None` in the other way.
+    /// SMs on which best effort may run for all of an open unit; `None` in the other ways.
     pub fn sms(&self) -> Option<u32> {
         (self.way == Way::Space).then(|| self.space.sms())
     }
 
+    /// SMs on which best effort always runs; `None` in the other ways.
+    pub fn width(&self) -> Option<u32> {
+        (self.way == Way::Width).then(|| self.width.sms())
+    }
+
+    /// SMs on which best effort runs, always or while a unit is open.
+    pub fn limit(&self) -> Option<u32> {
+        self.sms().or(self.width())
+    }
+
     /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
     pub fn let_in(&mut self, predicted_ns: u64, within: bool) {
-        self.work_ns = self.work_ns.saturating_add(predicted_ns);
+        let Tally { within_ns, between_ns, .. } = &mut self.tally;
+        let work_ns = if within { within_ns } else { between_ns };
+        *work_ns = work_ns.saturating_add(predicted_ns);
         self.within += u64::from(within);
+    }
+
+    /// Units ended, of which the service was busy with one for so long.
+    pub fn busy(&mut self, units: u64, busy_ns: u64) {
+        self.arrived = self.arrived.saturating_add(units);
+        self.tally.units = self.tally.units.saturating_add(units);
+        self.tally.busy_ns = self.tally.busy_ns.saturating_add(busy_ns);
     }
 
     /// A unit ended that was not measured alone. `short`: a launch was held for want of time.
@@ -217,57 +294,74 @@ impl Share {
     /// A best-effort program joined.
     pub fn new_program(&mut self) {
         self.space.forget_used();
+        self.width.forget_used();
     }
 
     /// Too many units were late, or the service is busy all of the time: half of the time, or at most three quarters of
     /// the SMs, and none until the next trial if that was too much before.
     pub fn halve(&mut self, is_late: bool) {
+        if self.way == Way::Time && self.rate == RATE_MIN {
+            // It cannot be less: measured as it is, for another way may do better.
+            return;
+        }
         // What was measured is of another level.
         self.measured = 0;
-        match self.way {
-            Way::Time => {
-                self.rate = (self.rate / 2).max(RATE_MIN);
-                self.found_limit = true;
+        let Some(space) = self.spot() else {
+            self.rate = (self.rate / 2).max(RATE_MIN);
+            self.found_limit = true;
+            return;
+        };
+        if space.is_trial() {
+            space.narrow();
+            return;
+        }
+        if space.is_time_first() {
+            if !space.halve() {
+                self.give_up();
             }
-            Way::Space => {
-                if self.space.is_trial() {
-                    self.space.narrow();
-                    return;
-                }
-                if is_late && !self.was_late && self.space.is_new() && !self.space.is_proven() {
-                    // They may be late for that, once.
-                    return self.put_off();
-                }
-                let is_again = std::mem::replace(&mut self.was_late, true);
-                if is_again || !self.space.narrow_to(self.space.sms() / 4 * 3) {
-                    self.give_up();
-                }
-            }
+            return;
+        }
+        let may_be_new = is_late && space.is_new() && !space.is_proven();
+        let is_again = std::mem::replace(&mut self.was_late, true);
+        if may_be_new && !is_again {
+            // They may be late for that, once.
+            return self.put_off();
+        }
+        let is_there = self.spot().is_some_and(|space| space.narrow_to(space.sms() / 4 * 3));
+        if is_again || !is_there {
+            self.give_up();
         }
     }
 
     /// The next [`REVIEW_UNITS`] units are over. True if what a unit bears changed.
     pub fn review(&mut self, now_ns: u64, verdict: Verdict) -> bool {
-        let before = (self.way, self.rate(), self.sms());
+        let before = (self.way, self.rate(), self.limit());
+        let passed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.reviewed_ns, now_ns));
+        if passed_ns < now_ns {
+            self.pace.add(self.arrived, passed_ns);
+        }
+        self.arrived = 0;
         self.is_measured = false;
         self.space.pass();
+        self.width.pass();
         let short = std::mem::take(&mut self.is_short);
-        match self.way {
-            Way::Time => self.change_rate(verdict),
-            Way::Space if !self.space.review(verdict, short) => self.give_up(),
+        match self.spot().map(|space| space.review(verdict, short)) {
+            None => self.change_rate(verdict),
+            Some(false) => self.give_up(),
             // What was let in on other SMs does not count.
-            Way::Space if self.sms() != before.2 => (self.measured, self.reviews) = (0, 0),
-            Way::Space => {}
+            Some(true) if self.limit() != before.2 => (self.measured, self.reviews) = (0, 0),
+            Some(true) => {}
         }
+        self.kept = if verdict == Verdict::Keep { self.kept + 1 } else { 0 };
         self.reviews += 1;
         self.compared += 1;
         let has_work = self.within > 0 || self.short_units > 0;
-        if self.way == Way::Space && self.limited == 0 && has_work {
+        if self.way != Way::Time && self.limited == 0 && has_work {
             self.give_up();
         } else {
             self.compare(now_ns);
         }
-        (self.way, self.rate(), self.sms()) != before
+        (self.way, self.rate(), self.limit()) != before
     }
 
     fn change_rate(&mut self, verdict: Verdict) {
@@ -278,29 +372,22 @@ impl Share {
                 self.found_limit = true;
             }
             Verdict::Keep => {}
-            Verdict::Raise { longest, .. } => {
-                // What best effort adds to a unit may grow by so much and still fit.
-                let percent = match (self.found_limit, longest) {
-                    (false, ..50) => 200,
-                    (false, 50..65) => 150,
-                    (true, 50..) => 105,
-                    _ => 125,
-                };
+            Verdict::Raise { longest, alone } => {
+                let percent = growth_percent(longest, alone, self.found_limit);
                 self.rate = (self.rate * percent).div_ceil(100).min(RATE_MAX);
             }
         }
     }
 
-    /// Measure the way taken once it has settled, and take the other if it is better or due for a trial.
+    /// Measure the way taken once it has settled, and take another if that is better or due for a trial.
     fn compare(&mut self, now_ns: u64) {
         if self.measured == 0 {
             // No unit bears even one launch: what waits is too long, and would do so for ever if there is no pause.
             let is_stuck = self.within == 0 && self.short_units > 0;
             let settle_reviews = if is_stuck { STUCK_REVIEWS } else { SETTLE_REVIEWS_MAX };
-            let is_settled = match self.way {
-                Way::Time => self.found_limit,
-                Way::Space => self.space.is_settled(),
-            };
+            let found_limit = self.found_limit;
+            let is_settled = self.spot().map_or(found_limit, |space| space.is_settled())
+                || self.kept >= KEPT_REVIEWS;
             if !is_settled && self.reviews < settle_reviews {
                 return;
             }
@@ -311,41 +398,42 @@ impl Share {
         if self.measured <= MEASURED_REVIEWS {
             return;
         }
-        let passed_ns = now_ns.saturating_sub(self.since_ns).max(1);
-        let worth_permille = self.work_ns.saturating_mul(1_000) / passed_ns;
-        let mut mine = worth_permille.clamp(1, WORTH_PERMILLE_MAX);
-        if self.way == Way::Space {
+        let worth = Worth::measured(self.tally, now_ns.saturating_sub(self.since_ns));
+        let permille = worth.permille(self.pace);
+        let is_kept = self.spot().is_none_or(|space| space.measured(permille));
+        if is_kept {
             // A trial of more SMs that is over says nothing of those before.
-            mine = self.space.measured(mine);
+            self.worth[self.way as usize] = worth;
         }
-        self.worth_permille[self.way as usize] = mine;
         self.is_measured = true;
-        let other = self.worth_permille[self.other() as usize];
-        let is_worse = other * 100 > mine * BETTER_PERCENT;
+        let mine = self.permille(self.way);
+        let best = self.best_other();
+        let is_worse = self.permille(best) * 100 > mine * BETTER_PERCENT;
         let holds = self.short_units * SHORT_UNITS_PER > self.units;
         self.measure(now_ns);
-        if self.way == Way::Space
-            && is_worse
-            && self.space.may_widen()
-            && self.reviews < SETTLE_REVIEWS_MAX
-        {
+        let may_widen = self.spot().is_some_and(|space| space.may_widen());
+        if is_worse && may_widen && self.reviews < SETTLE_REVIEWS_MAX {
             // It is judged by more than the first number of SMs.
             return;
         }
         if self.is_trial {
             self.end_trial(!is_worse);
         }
-        let is_due = self.compared >= self.trial_after || other == 0;
         if self.way == Way::Time && !holds {
             return;
         }
-        if self.space.is_there() && (is_worse || is_due) {
-            if is_due {
-                self.compared = 0;
-            }
-            self.take(self.other());
-            self.is_trial = is_due;
-        }
+        let is_unknown = |way: &Way| self.permille(*way) == 0;
+        let unknown = self.others().find(is_unknown);
+        let is_due = self.compared >= self.trial_after && self.others().next().is_some();
+        let trial = match unknown {
+            None if is_worse => return self.take(best),
+            None if is_due => self.others().find(|way| *way != self.last_tried).unwrap_or(best),
+            None => return,
+            Some(way) => way,
+        };
+        self.compared = 0;
+        self.take(trial);
+        (self.is_trial, self.last_tried) = (true, trial);
     }
 
     fn end_trial(&mut self, is_won: bool) {
@@ -356,56 +444,88 @@ impl Share {
     }
 
     fn measure(&mut self, now_ns: u64) {
-        (self.measured, self.work_ns, self.since_ns) = (1, 0, now_ns);
+        (self.measured, self.tally, self.since_ns) = (1, Tally::default(), now_ns);
         (self.units, self.short_units) = (0, 0);
     }
 
     /// Best-effort work let in while each way was measured last, in thousandths of the time, if the last review
     /// measured one; 0: it was not measured, 1: no unit bore it.
-    pub fn found(&mut self) -> Option<[u64; 2]> {
-        std::mem::take(&mut self.is_measured).then_some(self.worth_permille)
+    pub fn found(&mut self) -> Option<[u64; 3]> {
+        let permille = self.worth.map(|worth| worth.permille(self.pace));
+        std::mem::take(&mut self.is_measured).then_some(permille)
     }
 
-    /// Rate of the one way, and SMs of the other.
-    pub fn levels(&self) -> (u64, u32) {
-        (self.rate, self.space.sms())
+    /// Rate, SMs and width of the three ways.
+    pub fn levels(&self) -> (u64, u32, u32) {
+        (self.rate, self.space.sms(), self.width.sms())
     }
 
-    fn other(&self) -> Way {
-        match self.way {
-            Way::Time => Way::Space,
-            Way::Space => Way::Time,
-        }
+    /// Ways that could be taken.
+    fn others(&self) -> impl Iterator<Item = Way> {
+        let is_there = self.space.is_there();
+        let (mine, is_alone) = (self.way, self.is_alone);
+        WAYS.into_iter().filter(move |way| {
+            *way != mine && (*way == Way::Time || is_there) && (*way != Way::Width || is_alone)
+        })
     }
 
-    /// Space is of no use before the next trial, which comes soon.
+    fn permille(&self, way: Way) -> u64 {
+        self.worth[way as usize].permille(self.pace)
+    }
+
+    /// The one in which most was let in when it was measured.
+    fn best_other(&self) -> Way {
+        let worth = |way: &Way| self.permille(*way);
+        // Of several the first, whose levels cost least.
+        let best = self.others().reduce(|a, b| if worth(&b) > worth(&a) { b } else { a });
+        best.unwrap_or(Way::Time)
+    }
+
+    /// The way taken is of no use before the next trial, which comes soon.
     fn put_off(&mut self) {
-        self.leave_space();
+        self.leave();
         (self.trial_after, self.is_trial) = (SOON_REVIEWS, false);
     }
 
-    /// Space is of no use before the next trial.
+    /// The way taken is of no use before the next trial.
     fn give_up(&mut self) {
         if self.is_trial {
             self.end_trial(false);
         } else {
             self.trial_after = TRIAL_REVIEWS[0];
         }
-        self.leave_space();
+        self.leave();
     }
 
-    fn leave_space(&mut self) {
-        self.worth_permille[Way::Space as usize] = 1;
-        self.space.give_up(self.limited > 0);
+    fn leave(&mut self) {
+        let was_used = self.limited > 0;
+        self.worth[self.way as usize] = Worth::NONE;
+        if let Some(space) = self.spot() {
+            space.give_up(was_used);
+        }
         self.compared = 0;
-        self.take(Way::Time);
+        self.take(self.best_other());
     }
 
     fn take(&mut self, way: Way) {
+        let rate = self.rate;
         (self.way, self.reviews, self.measured) = (way, 0, 0);
-        (self.limited, self.within, self.was_late) = (0, 0, false);
-        if way == Way::Space {
-            self.space.begin(self.rate);
+        (self.limited, self.within, self.was_late, self.kept) = (0, 0, false, 0);
+        if let Some(space) = self.spot() {
+            space.begin(rate);
         }
+    }
+}
+
+/// How much more time units may bear that all were early, percent: the longest took so much of the objective, and alone
+/// they take so much. What best effort adds to a unit may grow by so much and still fit.
+pub fn growth_percent(longest: u64, alone: u64, found_limit: bool) -> u64 {
+    let used = longest.saturating_sub(alone) * 100 / 100u64.saturating_sub(alone).max(1);
+    match (found_limit, used) {
+        (false, ..30) => 200,
+        (false, 30..50) => 150,
+        (true, 50..) => 105,
+        (true, 25..50) => 110,
+        _ => 125,
     }
 }

@@ -1,16 +1,19 @@
-//! Space: SMs on which best effort runs for all of an open unit, and the time that a unit bears of what cannot be
-//! limited to them.
+//! SMs on which best effort runs, and the time that a unit bears: while a unit is open, for all of it, and the time of
+//! what cannot be limited to them; or always, and the time of everything.
 //!
 //! More time is given first. Once nothing waits for want of it, or no more can be given, the next wider number of SMs
 //! is tried: units may take far longer on those that are left, and best effort has fewer pauses between units then,
 //! so it stays only if more work was let in and too few units were late to tell. Else it is tried again after so many
 //! reviews, then after twice as many, and so on. Time is taken before SMs.
 
-use crate::share::Verdict;
+use crate::share::{Verdict, growth_percent};
 
-/// Time for what cannot be limited, in thousandths of what a unit can spare.
+/// Time in thousandths of what a unit can spare, for what cannot be limited, or for everything.
 const RATE_MIN: u64 = 100;
 const RATE_MAX: u64 = 1_000;
+const RATE_MAX_ALWAYS: u64 = 64_000;
+const RATE_START_ALWAYS: u64 = 200;
+const RATE_MIN_ALWAYS: u64 = 50;
 /// The same on another number of SMs.
 const RATE_START: u64 = 500;
 /// Reviews on a width that was not used before in which late units say nothing of it.
@@ -44,9 +47,19 @@ impl Width {
     }
 }
 
-/// The level in space.
+/// When best effort is limited to SMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// While a unit is open, all of it.
+    Units,
+    /// Always, and while a unit is open for some time.
+    Always,
+}
+
+/// SMs and time.
 #[derive(Debug)]
 pub struct Space {
+    span: Span,
     sm_count: u32,
     widths: Vec<Width>,
     at: usize,
@@ -61,6 +74,8 @@ pub struct Space {
     early: u32,
     /// More of it was too much, or is not wanted.
     is_settled: bool,
+    /// More time than some rate was too much on these SMs.
+    found_limit: bool,
     /// What is let in on this width was measured since it was taken.
     is_measured: bool,
 }
@@ -68,10 +83,11 @@ pub struct Space {
 impl Space {
     /// On a GPU of so many SMs, or 0 while it is not known; launches can be limited to `widths`. Not used are so few
     /// SMs that a kernel would hold its program up for too long.
-    pub fn new(sm_count: u32, widths: &[u32]) -> Self {
+    pub fn new(span: Span, sm_count: u32, widths: &[u32]) -> Self {
         let is_usable = |sms: &u32| (sm_count / 6..sm_count).contains(sms) && *sms > 0;
         let widths = widths.iter().copied().filter(is_usable).map(Width::new).collect();
         let mut space = Space {
+            span,
             sm_count,
             widths,
             at: 0,
@@ -81,6 +97,7 @@ impl Space {
             trial_from: None,
             early: 0,
             is_settled: false,
+            found_limit: false,
             is_measured: false,
         };
         space.start_over();
@@ -95,7 +112,7 @@ impl Space {
 
     /// Goes on from what was saved on a GPU of so many SMs. As long as none is known, it is taken to be that.
     pub fn remember(self, sm_count: u32, sms: u32, rate: u64, used: u64) -> Self {
-        let rate = rate.clamp(RATE_MIN, RATE_MAX);
+        let rate = rate.clamp(RATE_MIN, self.rate_max());
         if self.sm_count == 0 && (1..sm_count).contains(&sms) {
             let widths = vec![Width::new(sms)];
             return Space { sm_count, widths, at: 0, rate, used, ..self };
@@ -109,7 +126,7 @@ impl Space {
 
     /// The GPU is known now; what was saved on one like it holds.
     pub fn on_gpu(&self, sm_count: u32, widths: &[u32]) -> Self {
-        let space = Space::new(sm_count, widths);
+        let space = Space::new(self.span, sm_count, widths);
         if self.sm_count != sm_count {
             return space;
         }
@@ -132,16 +149,19 @@ impl Space {
     /// Forget all but the GPU.
     pub fn forget(&mut self) {
         let widths: Vec<u32> = self.widths.iter().map(|width| width.sms).collect();
-        *self = Space { used: self.used, ..Space::new(self.sm_count, &widths) };
+        *self = Space { used: self.used, ..Space::new(self.span, self.sm_count, &widths) };
     }
 
     /// It is to be used from now on; best effort has had so much time in a unit.
     pub fn begin(&mut self, rate: u64) {
         if self.widths.get(self.at).is_none_or(|width| width.worth_permille == 0) {
-            self.rate = (rate * 3 / 4).clamp(RATE_MIN, RATE_MAX);
+            self.rate = match self.span {
+                Span::Units => (rate * 3 / 4).clamp(RATE_MIN, RATE_MAX),
+                Span::Always => RATE_START_ALWAYS,
+            };
         }
         (self.trial_from, self.early, self.reviews) = (None, 0, 0);
-        (self.is_settled, self.is_measured) = (false, false);
+        (self.is_settled, self.found_limit, self.is_measured) = (false, false, false);
     }
 
     /// No unit bears it, or no launch was limited, which `was_used` tells.
@@ -163,6 +183,13 @@ impl Space {
 
     pub fn rate(&self) -> u64 {
         self.rate
+    }
+
+    fn rate_max(&self) -> u64 {
+        match self.span {
+            Span::Units => RATE_MAX,
+            Span::Always => RATE_MAX_ALWAYS,
+        }
     }
 
     pub fn used(&self) -> u64 {
@@ -228,13 +255,24 @@ impl Space {
     }
 
     fn lower(&mut self, percent: u64) -> bool {
-        (self.early, self.is_settled) = (0, true);
+        (self.early, self.is_settled, self.found_limit) = (0, true, true);
         if let Some(rate) = self.trial_from {
             self.leave_width(rate);
             return true;
         }
         self.rate = self.rate * percent / 100;
-        self.rate >= RATE_MIN || self.narrow()
+        self.rate >= if self.span == Span::Always { RATE_MIN_ALWAYS } else { RATE_MIN }
+            || self.narrow()
+    }
+
+    /// Late units take time, not SMs.
+    pub fn is_time_first(&self) -> bool {
+        self.span == Span::Always
+    }
+
+    /// Half of the time, or less SMs. False if there are none.
+    pub fn halve(&mut self) -> bool {
+        self.lower(50)
     }
 
     /// Less SMs. False if there are none.
@@ -271,13 +309,17 @@ impl Space {
         }
         self.at = self.at.saturating_sub(1);
         (self.rate, self.trial_from, self.reviews) = (rate, None, 0);
-        self.is_measured = false;
+        (self.found_limit, self.is_measured) = (false, false);
     }
 
     fn raise(&mut self, longest: u64, alone: u64, short: bool) {
-        if short && self.rate < RATE_MAX {
-            let percent = if longest < 65 { 150 } else { 125 };
-            self.rate = (self.rate * percent / 100).min(RATE_MAX);
+        if short && self.rate < self.rate_max() {
+            let percent = match self.span {
+                Span::Always => growth_percent(longest, alone, self.found_limit),
+                Span::Units if longest < 65 => 150,
+                Span::Units => 125,
+            };
+            self.rate = (self.rate * percent).div_ceil(100).min(self.rate_max());
             return;
         }
         self.is_settled = true;
@@ -292,28 +334,26 @@ impl Space {
         if self.early >= EARLY_REVIEWS && self.is_measured && !self.is_trial() && wider {
             self.at += 1;
             (self.trial_from, self.early, self.reviews) = (Some(self.rate), 0, 0);
-            self.rate = self.rate.min(RATE_START);
-            (self.is_settled, self.is_measured) = (false, false);
+            self.rate = match self.span {
+                Span::Units => self.rate.min(RATE_START),
+                Span::Always => self.rate / 2,
+            };
+            (self.is_settled, self.found_limit, self.is_measured) = (false, false, false);
         }
     }
 
-    /// So much work was let in on this width, which goes if the narrower one lets in as much. What the width lets in
-    /// that is in use then.
-    pub fn measured(&mut self, worth_permille: u64) -> u64 {
-        let Some(width) = self.widths.get_mut(self.at) else { return worth_permille };
+    /// So much work was let in on this width, which goes if the narrower one lets in as much: then false.
+    pub fn measured(&mut self, worth_permille: u64) -> bool {
+        let Some(width) = self.widths.get_mut(self.at) else { return true };
         (width.worth_permille, self.is_measured) = (worth_permille, true);
+        let Some(rate) = self.trial_from.take() else { return true };
         let narrower = self.at.checked_sub(1).map_or(0, |at| self.widths[at].worth_permille);
-        match self.trial_from.take() {
-            Some(rate) if narrower * BETTER_PERCENT > worth_permille * 100 => {
-                self.leave_width(rate);
-                narrower
-            }
-            Some(_) => {
-                self.widths[self.at].wait_next = RETRY_REVIEWS_MIN;
-                worth_permille
-            }
-            None => worth_permille,
+        if narrower * BETTER_PERCENT > worth_permille * 100 {
+            self.leave_width(rate);
+            return false;
         }
+        self.widths[self.at].wait_next = RETRY_REVIEWS_MIN;
+        true
     }
 }
 
@@ -324,7 +364,7 @@ mod tests {
     const EARLY: Verdict = Verdict::Raise { longest: 50, alone: 48 };
 
     fn space() -> Space {
-        let mut space = Space::new(132, &[16, 32, 64, 96, 112]);
+        let mut space = Space::new(Span::Units, 132, &[16, 32, 64, 96, 112]);
         space.begin(400);
         pass_new(&mut space);
         space
@@ -351,7 +391,7 @@ mod tests {
         assert!(space.review(EARLY, false) && !space.is_settled());
         assert_eq!((space.sms(), space.proven()), (96, (64, RATE_MAX)), "it is tried");
         assert!(space.rate() <= RATE_START, "what was borne on fewer SMs says little");
-        assert_eq!(space.measured(600), 600);
+        assert!(space.measured(600));
         assert_eq!((space.sms(), space.proven().0), (96, 96), "more was let in");
         pass_new(&mut space);
         let mut levels = Vec::new();
@@ -383,12 +423,12 @@ mod tests {
         let mut space = space();
         space.measured(500);
         assert_eq!(until_wider(&mut space), EARLY_REVIEWS);
-        assert_eq!(space.measured(510), 500);
+        assert!(!space.measured(510));
         assert_eq!(space.sms(), 64, "no more than by chance");
         assert_eq!((0..100).find(|_| widens(&mut space)), None);
         space.measured(500);
         assert_eq!(until_wider(&mut space), 1, "it was measured since");
-        assert_eq!(space.measured(400), 500);
+        assert!(!space.measured(400));
         space.measured(500);
         assert_eq!(until_wider(&mut space), 2 * RETRY_REVIEWS_MIN);
         // Too many units are late there: told without a measurement.
@@ -421,12 +461,15 @@ mod tests {
 
     #[test]
     fn what_was_saved_holds_on_a_gpu_like_it() {
-        let nowhere = || Space::new(0, &[]).remember(132, 96, 10, 3);
+        let nowhere = || Space::new(Span::Units, 0, &[]).remember(132, 96, 10, 3);
         assert_eq!((nowhere().sms(), nowhere().rate()), (96, RATE_MIN), "no GPU is known yet");
         let widths = [32, 64, 96];
         let there = nowhere().on_gpu(132, &widths);
         assert_eq!((there.sms(), there.rate(), there.used()), (96, RATE_MIN, 3));
-        assert!(!Space::new(0, &[]).remember(132, 132, 500, 0).is_there(), "all SMs are no width");
+        assert!(
+            !Space::new(Span::Units, 0, &[]).remember(132, 132, 500, 0).is_there(),
+            "all SMs are no width"
+        );
         assert_eq!(nowhere().on_gpu(132, &widths[..2]).sms(), 64, "there is no such width");
         assert_eq!(nowhere().on_gpu(108, &widths).sms(), 64, "another GPU");
         assert!(!nowhere().on_gpu(132, &[]).is_there());

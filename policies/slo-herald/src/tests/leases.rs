@@ -106,7 +106,7 @@ fn there_is_no_lease_for_several_clients() {
 fn spares_sms() -> (Bench, Launch) {
     let mut b = Bench::new(20 * MS);
     b.units(8, MS);
-    assert!(b.policy.services[0].share.remember(&[1, 132, 1_000, 48, 0, 0, 0, 0, 0]));
+    assert!(b.policy.services[0].share.remember(&[1, 132, 1_000, 0, 0, 0, 0, 48, 0, 0, 48, 0, 0]));
     b.begin();
     let offered = FormsOffered::SM_LIMITED;
     (b, Launch { offered, sm_count: 132, grid_blocks: 1_000, ..launch() })
@@ -152,7 +152,7 @@ fn a_width_ends_with_the_first_launch_that_runs_elsewhere() {
         // It takes time of the unit.
         |b, _| assert_eq!(b.decide_on(&Launch { grid_blocks: 1_000, ..b.asked(MS) }), RUNS),
         |b, can| {
-            b.policy.services[0].share.remember(&[1, 132, 1_000, 32, 0, 0, 0, 0, 0]);
+            b.policy.services[0].share.remember(&[1, 132, 1_000, 0, 0, 0, 0, 32, 0, 0, 48, 0, 0]);
             b.end(MS);
             b.begin();
             b.policy.decide(&Launch { now_ns: b.now_ns, ..*can });

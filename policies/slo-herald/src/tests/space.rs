@@ -1,10 +1,17 @@
-//! Which of the two ways of sharing is taken, and how much of it.
+//! Whether time or space is shared, and how much of it.
 
 use super::*;
 
+/// Where best effort has no width: there are two ways, not three.
+fn bench() -> Bench {
+    let mut b = Bench::new(3 * MS);
+    b.policy.services[0].share.set_alone(false);
+    b
+}
+
 /// Best-effort work of `permille` of the time is let in, some on spared SMs, and some is held, for so many reviews of
 /// early units.
-fn reviews(b: &mut Bench, count: u32, permille: u64) {
+pub(super) fn reviews(b: &mut Bench, count: u32, permille: u64) {
     for _ in 0..count * 65 {
         b.begin();
         b.policy.services[0].is_short();
@@ -17,7 +24,7 @@ fn reviews(b: &mut Bench, count: u32, permille: u64) {
 
 #[test]
 fn the_way_that_lets_more_work_in_is_kept() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     let limited = Launch { sm_count: 132, ..b.asked(MS) };
     b.decide_on(&limited);
     assert_eq!(b.policy.services[0].share.sms(), None, "time at first");
@@ -63,7 +70,7 @@ fn the_way_that_lets_more_work_in_is_kept() {
 
 #[test]
 fn space_is_tried_only_where_time_holds_something_back() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let sms = |b: &Bench| b.policy.services[0].share.sms();
     for _ in 0..20_000 {
@@ -89,7 +96,7 @@ fn space_is_tried_only_where_time_holds_something_back() {
 
 #[test]
 fn space_is_tried_soon_if_no_unit_bears_a_launch() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     let long = Launch { sm_count: 132, ..b.asked(200 * MS) };
     b.units(8, MS);
     let reviews = (1..40).find(|_| {
@@ -106,7 +113,7 @@ fn space_is_tried_soon_if_no_unit_bears_a_launch() {
 
 #[test]
 fn late_units_take_sms_back() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     reviews(&mut b, 31, 300);
     let sms = |b: &Bench| b.policy.services[0].share.sms();
@@ -148,7 +155,7 @@ fn late_units_take_sms_back() {
 
 #[test]
 fn a_launch_of_no_more_blocks_than_spared_sms_takes_no_time_of_a_unit() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     reviews(&mut b, 31, 300);
     let sms = b.policy.services[0].share.sms().unwrap();
@@ -163,7 +170,7 @@ fn a_launch_of_no_more_blocks_than_spared_sms_takes_no_time_of_a_unit() {
 
 #[test]
 fn a_kernel_whose_code_was_not_read_runs_whole_and_is_read_where_sms_are_spared() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     b.units(8, MS);
     let unread = |b: &Bench, ns| Launch { offered: FormsOffered::PREPARABLE, ..b.asked(ns) };
@@ -182,7 +189,7 @@ fn a_kernel_whose_code_was_not_read_runs_whole_and_is_read_where_sms_are_spared(
 fn more_sms_are_taken_only_where_units_would_stay_early() {
     // Alone 1 ms of 3: 2.7 ms beside 48 SMs would be 2.98 ms, which is more than 95 %, beside 56.
     for (beside_ns, grows) in [(2_700 * US, false), (2_000 * US, true)] {
-        let mut b = Bench::new(3 * MS);
+        let mut b = bench();
         b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
         while b.policy.services[0].share.sms().is_none() {
             reviews(&mut b, 1, 300);
@@ -204,7 +211,7 @@ fn more_sms_are_taken_only_where_units_would_stay_early() {
 
 #[test]
 fn what_was_learned_of_a_service_outlives_a_reload() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     reviews(&mut b, 31, 300);
     let before = (b.allowance_ns(), b.policy.services[0].share.sms());
@@ -221,7 +228,8 @@ fn what_was_learned_of_a_service_outlives_a_reload() {
     assert_eq!(loaded(4 * MS), (None, None), "another objective");
     // Nothing that others could have written breaks it, at this objective or another.
     let (big, most) = (u64::MAX, u32::MAX);
-    let own = format!("1 4000000 5 1 {most} {big} {} {big} 1 {big} 1 {big}", most - 1);
+    let spot = format!("{} {big} {big}", most - 1);
+    let own = format!("1 4000000 5 1 {most} {big} 1 {big} {big} {big} {spot} {spot}");
     let mut wild = Bench::new(4 * MS);
     wild.policy.restore(&wild.policy.forms.snapshot(&own)).unwrap();
     wild.policy.left(1, WEB);
@@ -230,9 +238,14 @@ fn what_was_learned_of_a_service_outlives_a_reload() {
     wild.decide_on(&Launch { sm_count: 132, ..wild.asked(MS) });
     reviews(&mut wild, 120, 300);
     assert!(wild.policy.services[0].share.sms().is_none_or(|sms| sms < 132));
-    for own in
-        ["", "1", "1 2 3", "x y", "1 3000000 1 1 9 9 9 9 9 9 9 9", "7 3000000 5 1 1 1 1 1 1 1 1 1"]
-    {
+    for own in [
+        "",
+        "1",
+        "1 2 3",
+        "x y",
+        "1 3000000 1 1 9 9 9 9 9 9 9 9 9 9 9 9",
+        "7 3000000 5 1 1 1 1 1 1 1 1 1 1 1 1 1",
+    ] {
         let mut policy = Herald::init("").unwrap();
         policy.restore(&policy.forms.snapshot(own)).unwrap();
         policy.joined(1, &client(WEB, PriorityClass::High));
@@ -242,7 +255,7 @@ fn what_was_learned_of_a_service_outlives_a_reload() {
 
 #[test]
 fn widths_are_those_of_the_partitions() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(vec![16, 64, 112]);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let sms = |b: &Bench| b.policy.services[0].share.sms();
@@ -261,7 +274,7 @@ fn widths_are_those_of_the_partitions() {
 
 #[test]
 fn where_nothing_can_be_limited_there_is_no_space() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(Vec::new());
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     for _ in 0..200 {
@@ -298,7 +311,7 @@ fn share_of(used: &[Option<u32>], sms: Option<u32>) -> usize {
 
 #[test]
 fn more_sms_that_let_in_less_cost_little_and_do_not_end_the_way() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(vec![48, 96]);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let permille = |sms| match sms {
@@ -314,7 +327,7 @@ fn more_sms_that_let_in_less_cost_little_and_do_not_end_the_way() {
 
 #[test]
 fn more_sms_are_tried_before_fewer_are_judged() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(vec![48, 96]);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let used = reviews_by_sms(&mut b, 100, |sms| match sms {
@@ -327,7 +340,7 @@ fn more_sms_are_tried_before_fewer_are_judged() {
 
 #[test]
 fn late_units_on_new_sms_take_no_time_of_the_other_way() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let rate = |b: &Bench| (b.policy.services[0].share.sms(), b.policy.services[0].share.rate());
     let mut before = rate(&b);
@@ -346,7 +359,7 @@ fn late_units_on_new_sms_take_no_time_of_the_other_way() {
 
 #[test]
 fn what_a_snapshot_in_a_trial_tells_is_the_number_of_sms_before() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(vec![48, 96]);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     while b.policy.services[0].share.sms() != Some(96) {
@@ -365,7 +378,7 @@ fn what_a_snapshot_in_a_trial_tells_is_the_number_of_sms_before() {
 
 #[test]
 fn more_sms_come_back_after_late_units() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(vec![48, 96]);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let permille = |sms| match sms {
@@ -388,7 +401,7 @@ fn more_sms_come_back_after_late_units() {
 
 #[test]
 fn another_programs_first_launches_do_not_end_a_way_that_was_measured() {
-    let mut b = Bench::new(3 * MS);
+    let mut b = bench();
     set_widths(vec![48, 96]);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     let permille = |sms: Option<u32>| 300 + 4 * u64::from(sms.unwrap_or(0));
