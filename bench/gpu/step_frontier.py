@@ -48,7 +48,7 @@ step_pairs.MODES.update({f"mps-{width}": (f"mps, training on {width} %", "none",
 DEFAULT_BASELINES = "plain,mps,mps-priority,mps-50,priority-timeslice,priority-mps,herald-timeslice"
 DEFAULT_FACTORS = "1.1,1.25,1.5,2,3"
 # So many units are served beside the training before an objective is measured: some ninety reviews of the level.
-LEARN_UNITS = 6000
+LEARN_UNITS = 8000
 
 
 def attainment(service_ms, slo_ms):
@@ -182,7 +182,7 @@ def add_arguments(parser):
     parser.add_argument("--heralds", default="herald-mps,herald-mps-75", help="comma-separated ways of slo-herald")
     parser.add_argument("--factors", default=DEFAULT_FACTORS, help="objectives, as multiples of the service's own p99")
     parser.add_argument("--seconds", type=float, default=8, help="length of each measuring window")
-    parser.add_argument("--learn-seconds", type=float, default=16, help="longest time for slo-herald to learn an objective")
+    parser.add_argument("--learn-seconds", type=float, default=30, help="longest time for slo-herald to learn an objective")
     parser.add_argument("--load", type=float, default=0.5, help="arrival rate times solo latency")
     parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")
     parser.add_argument("--be-alone-seconds", type=float, default=2, help="how long a training runs alone before it shares")
