@@ -18,7 +18,6 @@ const CTL_MAX: Duration = Duration::from_secs(60);
 /// Names a library that is to be preloaded into every program of a scene but the core and `tallyctl`.
 pub const ENV_PRELOAD: &str = "TALLY_TEST_PRELOAD";
 
-/// What programs run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// The software device of this repository with so many SMs.

@@ -77,7 +77,7 @@ impl Status {
         kinds.find(|(name, _)| *name == kind).expect("a kind of fault").1
     }
 
-    /// The last such turn.
+    /// Message of the latest fault; empty if there was none.
     pub fn last_fault(&self) -> String {
         self.policy().last_fault.clone().unwrap_or_default()
     }

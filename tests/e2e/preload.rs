@@ -354,7 +354,7 @@ impl Old {
     }
 }
 
-/// Below the shim's glibc.
+/// The glibc is older than the shim needs.
 #[test]
 #[ignore = "needs an old glibc"]
 fn with_an_old_glibc_a_program_runs_and_is_named() -> Result<()> {

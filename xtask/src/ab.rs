@@ -150,7 +150,7 @@ fn trapped() -> (Value, Vec<String>) {
     (rows.into(), failures)
 }
 
-/// How long differences take.
+/// How long tests take to find a difference.
 fn power() -> (Value, Vec<String>) {
     let cases: Vec<(usize, Metric, f64)> = [1, 8]
         .into_iter()

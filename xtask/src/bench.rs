@@ -16,7 +16,6 @@ pub struct Args {
     arguments: Vec<String>,
 }
 
-/// Find and run them.
 pub fn run(args: &Args) -> Result<()> {
     if args.arguments.first().is_some_and(|first| first == "containment") {
         return crate::containment::run();

@@ -21,7 +21,6 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// This machine, for people.
 fn machine() -> String {
     let about = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = about.lines().find_map(|line| line.strip_prefix("model name"));

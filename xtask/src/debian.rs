@@ -51,7 +51,6 @@ pub fn toolchain(refresh: bool) -> Result<Toolchain> {
     unpacked(&dir, &version)
 }
 
-/// A package to fetch.
 #[derive(Debug, PartialEq)]
 struct Package {
     name: String,

@@ -268,6 +268,6 @@ impl Demo {
 enum Load {
     /// As a share of what the server finds it can serve.
     Share(f64),
-    /// Measurements in one second
+    /// Requests in one second.
     Rate(f64),
 }

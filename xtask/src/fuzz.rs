@@ -107,7 +107,7 @@ impl Target {
         Ok(())
     }
 
-    /// Build it; its program.
+    /// Builds the target; returns the path of its program.
     fn build(&self) -> Result<PathBuf> {
         let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         let mut cargo = crate::build::cargo();

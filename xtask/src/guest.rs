@@ -39,7 +39,6 @@ pub const CLEARED: &[&str] = &[
 /// A compiler that can make guests.
 pub struct Toolchain {
     pub description: String,
-    /// `cargo` of this toolchain.
     pub cargo: PathBuf,
     /// Changes whenever the compiler or its standard library does.
     pub identity: String,

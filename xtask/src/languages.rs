@@ -207,7 +207,7 @@ impl Steps {
         Steps { since: Instant::now(), passed: 0, failed: 0 }
     }
 
-    /// Others have ended, too.
+    /// Adds the counts of steps that have ended.
     fn add(&mut self, others: &Steps) {
         self.since = Instant::now();
         self.passed += others.passed;
@@ -393,7 +393,7 @@ impl Suite {
         Ok(())
     }
 
-    /// The table of `docs/languages.md`.
+    /// Prints the table of `docs/languages.md`.
     fn bench(&self, had: &[(Lang, Vec<String>)]) -> Result<()> {
         let mut machine = String::new();
         let mut rows = Vec::new();

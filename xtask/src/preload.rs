@@ -6,7 +6,6 @@ use std::process::Command;
 
 const ENV_OLD_GLIBC: &str = "TALLY_OLD_GLIBC";
 
-/// What a test needs.
 #[derive(Clone, Copy, PartialEq)]
 enum Need {
     CudaPython,

@@ -222,7 +222,6 @@ pub fn run(args: &Args) -> Result<()> {
     args.ensure_any(sum)
 }
 
-/// What a group runs.
 fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
     let filter = args.filter.as_deref();
     let root = repository();

@@ -1,6 +1,5 @@
 //! Reads how many tests passed and failed out of what test runners print.
 
-/// Passed and failed tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub passed: u64,

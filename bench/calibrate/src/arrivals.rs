@@ -55,7 +55,7 @@ impl Twister {
         y ^ (y >> 18)
     }
 
-    /// 0 to below 1.
+    /// A uniform random number, from 0 to below 1.
     fn unit(&mut self) -> f64 {
         let (a, b) = (self.next() >> 5, self.next() >> 6);
         (f64::from(a) * 67_108_864.0 + f64::from(b)) / 9_007_199_254_740_992.0

@@ -47,7 +47,6 @@ pub struct ClientStatus {
     /// Launches on streams beyond those tracked.
     pub stream_overflow: u64,
     pub decisions: Decisions,
-    /// How launches were transformed.
     pub transformed: Transformed,
     /// Launches waiting for a decision now.
     pub waiting: u64,
@@ -262,7 +261,7 @@ words! {
         Decision = "decision",
         /// Held while high-priority work is on the GPU.
         HighPriority = "high_priority",
-        /// Held for another reason.
+        /// Held by the policy for another reason.
         Policy = "policy",
         /// The client's in-flight window is full.
         Window = "window",
@@ -276,7 +275,7 @@ words! {
 pub struct Decisions {
     /// Submitted for a decision, leased ones included.
     pub submitted: u64,
-    /// Run as they are.
+    /// The policy's answers that run a launch.
     pub run: u64,
     /// Started under a lease.
     pub leased: u64,
@@ -428,7 +427,6 @@ impl Totals {
     }
 }
 
-/// A client that left.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Departed {
     #[serde(flatten)]
@@ -441,7 +439,6 @@ pub struct Departed {
     pub launches: u64,
     pub launches_by_entry_point: EntryPoints,
     pub decisions: Decisions,
-    /// How launches were transformed.
     pub transformed: Transformed,
     /// Launches that went ahead without a core.
     pub unscheduled: u64,

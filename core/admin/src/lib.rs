@@ -111,7 +111,6 @@ pub enum Request {
     AbStatus {},
     /// What the A/B test that runs, or ran last, found.
     AbReport {},
-    /// End the A/B test.
     AbStop {},
     /// End the core in an orderly way.
     Stop {},
@@ -129,14 +128,13 @@ pub enum RecordRequest {
         /// End after so long, ms.
         #[serde(default)]
         for_ms: Option<u64>,
-        /// End at this size.
+        /// End at this size, bytes.
         #[serde(default)]
         bytes_max: Option<u64>,
         /// Whether to record completions that the policy does not ask for, too.
         #[serde(default)]
         completions: bool,
     },
-    /// End the decision log.
     LogStop {},
     /// How the decision log does.
     LogStatus {},
@@ -152,7 +150,6 @@ pub enum RecordRequest {
         cpu_percent: Option<f64>,
     },
     ShadowStop {},
-    /// How the shadow does.
     ShadowStatus {},
 }
 
@@ -198,7 +195,6 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer<T> {
-    /// What was asked for.
     Ok(T),
     Error(Refusal),
 }

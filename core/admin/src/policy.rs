@@ -179,7 +179,7 @@ pub struct ReasonStatus {
     pub reason: u8,
     /// What the policy calls it; empty if it never said.
     pub text: String,
-    /// Decisions made for it.
+    /// Decisions that named this reason.
     pub decisions: u64,
 }
 
@@ -227,7 +227,6 @@ impl Faults {
     }
 }
 
-/// A load that failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadFailure {
     /// What was to be loaded.
@@ -309,7 +308,7 @@ pub struct PolicyRecord {
     pub loaded_at_unix_s: u64,
     /// What became of the state that it was offered.
     pub restored: Restored,
-    /// `null`: it is active.
+    /// Why it was unloaded; `null` while it is active.
     #[serde(deserialize_with = "required")]
     pub unloaded_because: Option<UnloadedBecause>,
     /// When, seconds since the epoch.
@@ -324,7 +323,7 @@ pub struct PolicyRecord {
     pub events: u64,
     /// Its faults; of the active one, see the status.
     pub faults: FaultCounts,
-    /// The last of them.
+    /// Its most recent fault.
     #[serde(deserialize_with = "required")]
     pub last_fault: Option<LastFault>,
     /// It can be put back: `tallyctl policy rollback --to`.

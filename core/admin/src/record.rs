@@ -29,7 +29,6 @@ pub struct LogStatus {
     pub failed: Option<String>,
 }
 
-/// How a shadow does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowStatus {
     /// The shadow sees launches and answers them.

@@ -98,7 +98,6 @@ pub struct Quantiles {
 }
 
 words! {
-    /// Class of a client.
     pub enum Class {
         High = "high",
         BestEffort = "best-effort",
@@ -112,7 +111,7 @@ pub struct SharingStatus {
     pub asked: Word,
     /// What clients are told: `mps`, `timeslice` or `none`.
     pub in_force: Word,
-    /// Why it is that.
+    /// Why this sharing mode is in force.
     pub reason: String,
     /// The MPS daemon; `null` if none is used.
     #[serde(deserialize_with = "required")]

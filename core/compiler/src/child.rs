@@ -14,7 +14,7 @@ pub const EXIT_INVALID: i32 = 3;
 /// Standard error says what this process could not do to itself.
 pub const EXIT_NOT_CONFINED: i32 = 4;
 
-/// `main` begins with [`serve_if_child`].
+/// Set once `main` has begun with [`serve_if_child`].
 static IS_SERVED: AtomicBool = AtomicBool::new(false);
 
 /// Whether this program can be started again as a compiler.

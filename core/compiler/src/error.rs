@@ -6,7 +6,6 @@
 pub struct TooMany {
     /// What there is too much of, as a plural noun.
     pub what: &'static str,
-    /// Number that is allowed.
     pub most: u64,
 }
 

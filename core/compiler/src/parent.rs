@@ -65,7 +65,6 @@ impl Cancel {
         }
     }
 
-    /// Whether [`Cancel::cancel`] was called.
     pub fn is_cancelled(&self) -> bool {
         let Some(event) = &self.0 else { return false };
         let mut wanted = [PollFd::new(event, PollFlags::IN)];
@@ -73,7 +72,7 @@ impl Cancel {
     }
 }
 
-/// Makes components of bytes.
+/// Compiles components, in a child process or in this one.
 #[derive(Clone, Debug)]
 pub struct Compiler(Way);
 

@@ -5,7 +5,7 @@ use wasmtime::Config;
 
 /// Native stack of a policy.
 const STACK_BYTES: usize = 256 << 10;
-/// Frames of a backtrace.
+/// Most frames that a policy's backtrace has.
 const FRAMES_MAX: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 
 /// Everything but how instances are allocated, which is the host's.

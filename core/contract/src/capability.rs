@@ -66,7 +66,7 @@ impl std::str::FromStr for Capability {
 pub struct Capabilities(u8);
 
 impl Capabilities {
-    /// What plain scheduling needs.
+    /// No capability: enough for plain scheduling.
     pub const NONE: Self = Capabilities(0);
 
     /// Everything that can be granted.
@@ -90,7 +90,6 @@ impl Capabilities {
         Capabilities(self.0 & !others.0)
     }
 
-    /// Whether there are none.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }

@@ -20,7 +20,6 @@ pub struct KernelKey {
 /// Whether a kernel is transformed, so that it can run sliced or preemptible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transformation {
-    /// Nothing is known yet.
     #[default]
     Unknown,
     /// It may be transformed when a policy asks for it.
@@ -72,7 +71,6 @@ pub struct KernelView {
     pub demand: Demand,
     /// [`Demand::waves_permille`] of its grid on this GPU.
     pub waves_permille: u64,
-    /// Whether it is transformed.
     pub transformation: Transformation,
     /// Other forms, at most [`FORMS_MAX`].
     pub forms: Vec<FormView>,
@@ -88,7 +86,7 @@ pub struct FormView {
     pub mean_ns: u64,
     /// Median of the recent ones.
     pub p50_ns: u64,
-    /// 99th percentile of those.
+    /// 99th percentile of the recent ones.
     pub p99_ns: u64,
     /// GPU time of the latest measured launch in this form.
     pub latest_ns: u64,

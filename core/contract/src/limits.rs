@@ -6,7 +6,6 @@
 
 use std::fmt;
 
-/// What a value counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Things, as the limit's text names them.
@@ -20,10 +19,8 @@ pub enum Unit {
     S,
 }
 
-/// A limit, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Name of the constant.
     pub name: &'static str,
     pub value: u64,
     pub unit: Unit,
@@ -31,7 +28,6 @@ pub struct Limit {
     pub text: &'static str,
 }
 
-/// Limits that belong together.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     pub title: &'static str,

@@ -31,9 +31,7 @@ pub struct Objective {
 pub struct WrongObjective {
     /// Label that is wrong.
     pub key: &'static str,
-    /// What the label says.
     pub value: String,
-    /// What was expected.
     pub expected: &'static str,
 }
 

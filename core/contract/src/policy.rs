@@ -38,7 +38,7 @@ pub enum Class {
 pub mod launch_state {
     /// A high-priority client has work on this GPU now.
     pub const HIGH_ACTIVE: u32 = 1 << 0;
-    /// Held before, offered again.
+    /// The launch was held before and is offered again.
     pub const OFFERED_AGAIN: u32 = 1 << 1;
     /// A CUDA graph launch.
     pub const GRAPH: u32 = 1 << 2;
@@ -75,9 +75,7 @@ pub struct Launch {
     pub kernel: KernelId,
     pub state: u32,
     pub offered: u32,
-    /// Blocks in the grid.
     pub grid_blocks: u64,
-    /// Threads in a block.
     pub block_threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
@@ -199,7 +197,7 @@ pub struct Usage {
     pub waiting_since_ns: u64,
     /// Launches granted and not finished.
     pub in_flight: u32,
-    /// Their predicted GPU time.
+    /// Predicted GPU time of the launches in flight.
     pub in_flight_ns: u64,
     /// Measured GPU time of its finished launches.
     pub measured_ns: u64,
@@ -237,7 +235,7 @@ pub struct ClientView {
     pub info: ClientInfo,
     /// Kept up to date for policies with [`Subscriptions::USAGE`] only.
     pub usage: Usage,
-    /// Of high-priority clients.
+    /// For high-priority clients only.
     pub service: Option<ServiceView>,
 }
 
@@ -257,11 +255,8 @@ pub fn slack_ns<'a>(clients: impl IntoIterator<Item = &'a ClientView>, now_ns: u
 /// A best-effort launch that has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Whose launch it was.
     pub client: ClientId,
-    /// The kernel that ran.
     pub kernel: KernelId,
-    /// How it was run.
     pub form: Form,
     /// Blocks of a slice, or SMs; else 0.
     pub argument: u32,
@@ -279,7 +274,6 @@ pub struct Completion {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Joined(ClientInfo),
-    /// A client is gone.
     Left(ClientId),
     /// No high-priority client was busy, and one is now.
     HighStarted,
@@ -335,7 +329,7 @@ impl Subscriptions {
     pub const USAGE: Self = Subscriptions(1 << 4);
     /// Asks for [`Event::UnitBegan`] and [`Event::UnitsEnded`].
     pub const UNITS: Self = Subscriptions(1 << 5);
-    /// It reads [`ClientView::service`].
+    /// The policy reads [`ClientView::service`].
     pub const SERVICES: Self = Subscriptions(1 << 6);
     pub const ALL: Self = Subscriptions((1 << 7) - 1);
 
@@ -393,7 +387,6 @@ pub enum Command {
     },
     /// Bound a client's unfinished GPU time.
     SetWindow {
-        /// Whose launches it bounds.
         client: ClientId,
         /// Most predicted GPU time that may be unfinished; one launch is always let in.
         window_ns: u64,
@@ -418,7 +411,7 @@ pub enum Command {
     Reset,
 }
 
-/// Commands of one call.
+/// Commands that a policy gives in one call.
 #[derive(Debug, Default)]
 pub struct Commands {
     list: Vec<Command>,
@@ -427,7 +420,6 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Nothing to be done.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

@@ -11,7 +11,7 @@ pub struct UnitProfile {
     /// Gaps between the end of a launch and the start of the next.
     pub gaps: u32,
     pub gaps_ns: u64,
-    /// 0 without a gap.
+    /// Median length of the gaps; 0 if there are none.
     pub gap_median_ns: u64,
     pub gap_longest_ns: u64,
     /// SMs that would hold all blocks of the largest launch; 0: unknown.

@@ -3,7 +3,6 @@
 use crate::config::Config;
 use tally_engine::policy::Class;
 
-/// The rules in force.
 #[derive(Clone, Debug)]
 pub struct Rules {
     high_uids: Vec<u32>,

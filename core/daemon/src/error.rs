@@ -73,11 +73,7 @@ pub enum CoreError {
     SharingMode(String),
     /// A system call that should not fail did.
     #[error("{what}: {source}")]
-    Os {
-        /// What was being done.
-        what: &'static str,
-        source: std::io::Error,
-    },
+    Os { what: &'static str, source: std::io::Error },
     /// The dispatch thread is gone.
     #[error("the dispatch thread ended unexpectedly: {0}")]
     Dispatch(String),
@@ -89,7 +85,6 @@ impl CoreError {
         move |source| CoreError::Os { what, source: source.into() }
     }
 
-    /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             CoreError::ConfigRead(_)

@@ -20,21 +20,14 @@ pub const READ_MAX: Duration = Duration::from_secs(10);
 pub enum FileError {
     #[error("{name}: is {what}: expected a regular file")]
     Kind {
-        /// What it is called.
         name: String,
         /// What kind of file it is, as a noun.
         what: &'static str,
     },
     #[error("{name}: has more than {bytes_max} bytes, the most that is read")]
-    TooLarge {
-        /// What it is called.
-        name: String,
-        bytes_max: usize,
-    },
-    /// A system call failed.
+    TooLarge { name: String, bytes_max: usize },
     #[error("{name}: cannot be {done}: {source}")]
     Os {
-        /// What it is called.
         name: String,
         /// What was to be done.
         done: &'static str,

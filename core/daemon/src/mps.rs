@@ -51,7 +51,6 @@ pub enum MpsError {
     NotServing {
         /// What is wrong with it, to follow "the MPS daemon".
         what: String,
-        /// The daemon's log file.
         log: PathBuf,
     },
 }

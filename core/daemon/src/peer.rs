@@ -38,7 +38,6 @@ pub enum Foreign {
     Unknown,
 }
 
-/// A process that connected.
 #[derive(Debug)]
 pub struct Peer {
     pub uid: u32,

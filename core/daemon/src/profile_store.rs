@@ -28,7 +28,7 @@ use tokio::sync::Mutex;
 
 pub struct ProfileStore {
     config: config::Profiles,
-    /// `None`: nothing is kept.
+    /// Where profiles are kept; `None`: they are not.
     folder: Option<PathBuf>,
     /// Held while the dispatch thread is asked for news.
     asking: Mutex<()>,

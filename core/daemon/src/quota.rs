@@ -112,7 +112,6 @@ impl Pool {
         Rc::new(RefCell::new(Pool { all, reserved, taken, taken_all: 0, taken_others: 0 }))
     }
 
-    /// Places that are taken.
     #[cfg(any(test, fuzzing))]
     pub fn taken(&self) -> usize {
         self.taken_all

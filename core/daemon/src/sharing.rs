@@ -189,7 +189,7 @@ impl SharingMode {
         }
     }
 
-    /// Stop what was started.
+    /// Stops the MPS daemon if the core started it.
     pub async fn end(self) {
         if let InForce::Mps { private: Some(daemon), .. } = self.in_force {
             daemon.stop().await;

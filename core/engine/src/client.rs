@@ -23,9 +23,7 @@ pub struct Submission {
     pub state: u32,
     /// Which forms the client's side can run, in bits of `forms_offered`.
     pub offered: u32,
-    /// Blocks in the grid.
     pub grid_blocks: u64,
-    /// Threads in a block.
     pub block_threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
@@ -167,7 +165,7 @@ pub struct ClientStats {
     pub charged_ns: u64,
     /// Launches of which it is known how long they took on the device.
     pub measured: u64,
-    /// Sum of those times.
+    /// Sum of the measured times.
     pub measured_ns: u64,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Clients {
     changed: Vec<ClientId>,
 }
 
-/// Reading changes nothing.
+/// Read access marks no client as changed.
 impl Deref for Clients {
     type Target = BTreeMap<ClientId, Client>;
 

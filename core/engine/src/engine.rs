@@ -83,7 +83,6 @@ pub struct EngineConfig {
     pub policy_stall_ns: u64,
     /// SMs of the GPU; 0 if unknown.
     pub sm_count: u32,
-    /// How clients share it.
     pub sharing: SharingMode,
     /// SMs that each partition leaves free; 0: no partition.
     pub reserve_sms: [u32; RESERVES_MAX],
@@ -122,7 +121,6 @@ pub struct PolicyStats {
     pub built_in_rule_launches: u64,
     /// Lost turns by reason, for all policies of this run.
     pub faults: BTreeMap<FaultKind, u64>,
-    /// The last one's message.
     pub last_fault: Option<Fault>,
 }
 
@@ -164,9 +162,9 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     stats: PolicyStats,
     best_effort: progress::Totals,
     order: Vec<ClientId>,
-    /// See [`Engine::begin_pass`]; 0 before.
+    /// Number of the pass: see [`Engine::begin_pass`]; 0 before the first.
     pass: u64,
-    /// Offers left in it.
+    /// Offers left in this pass.
     pass_offers: usize,
 }
 
@@ -240,7 +238,6 @@ impl<P: Policy> Engine<P> {
         &mut self.context.world
     }
 
-    /// Counts about the policy.
     pub fn policy_stats(&self) -> &PolicyStats {
         &self.stats
     }

@@ -71,7 +71,7 @@ impl FormStats {
         self.samples.p50_ns()
     }
 
-    /// 99th percentile of those.
+    /// 99th percentile of the same launches.
     pub fn p99_ns(&self) -> u64 {
         self.samples.p99_ns()
     }
@@ -113,7 +113,6 @@ pub struct Profile {
     samples: Samples,
     pub demand: Demand,
     waves_permille: u64,
-    /// Whether it is transformed.
     pub transformation: Transformation,
     /// Measured in other forms than whole, by form and its argument.
     pub forms: BTreeMap<(Form, u32), FormStats>,
@@ -241,7 +240,7 @@ impl Profile {
         self.samples.p50_ns()
     }
 
-    /// 99th percentile of those.
+    /// 99th percentile of the same launches; 0 if none.
     pub fn p99_ns(&self) -> u64 {
         self.samples.p99_ns()
     }

@@ -12,7 +12,7 @@ pub(crate) struct RecentUnits {
     /// In the order in which they ended; a ring once it is full.
     took_ns: Vec<u64>,
     next: usize,
-    /// The same, shortest first.
+    /// The same times as `took_ns`, shortest first.
     sorted_ns: Vec<u64>,
     /// Which of `took_ns` kept the objective, and how many did.
     kept: Vec<bool>,
@@ -84,7 +84,7 @@ impl RecentUnits {
         view.p99_ns = self.quantile_ns(0.99);
     }
 
-    /// The same, of tokens.
+    /// Write the figures of the latest tokens into a view.
     pub fn show_tokens(&self, view: &mut TokensView) {
         view.recent = self.sorted_ns.len() as u32;
         view.recent_within = self.within;

@@ -115,7 +115,6 @@ pub(crate) fn send_message(
 pub struct Peeked {
     /// How many of the bytes asked for are there; 0 at the end.
     pub bytes: usize,
-    /// Descriptors come with them.
     pub has_descriptors: bool,
 }
 

@@ -44,7 +44,6 @@ pub mod submission_flags {
 
 /// Values of [`KernelEntry::transform`]: a state in the low byte, what it needs in the next.
 pub mod transform_state {
-    /// Nothing is known yet.
     pub const UNKNOWN: u8 = 0;
     /// Its image is at hand: it can be transformed.
     pub const PREPARABLE: u8 = 1;
@@ -422,12 +421,10 @@ pub struct ClientRegion {
     pub magic: AtomicU64,
     pub version: AtomicU32,
     _pad0: u32,
-    /// What it is doing.
     pub activity: Activity,
     pub counters: Counters,
     /// State of the mechanisms.
     pub report: Report,
-    /// Kernels in the table.
     pub kernel_count: AtomicU32,
     /// How far each stream slot is.
     pub completions: [Completion; STREAM_SLOTS],

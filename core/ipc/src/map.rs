@@ -12,18 +12,13 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Why a region cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// A system call failed.
     #[error("{what} a shared region: {source}")]
     Os { what: &'static str, source: rustix::io::Errno },
     /// The peer's region has another size: not this protocol, or hostile.
     #[error(
         "shared region has {found} bytes, expected {expected}: shim and core differ in version"
     )]
-    Size {
-        found: u64,
-        /// What it should be.
-        expected: u64,
-    },
+    Size { found: u64, expected: u64 },
     /// The process may not make a file of that size: the attempt would end it with SIGXFSZ.
     #[error(
         "the limit on the size of files (RLIMIT_FSIZE, `ulimit -f`) is {limit} bytes, and a shared region has {needed}"

@@ -48,7 +48,6 @@ pub struct What {
 }
 
 impl What {
-    /// A marked unit.
     pub fn marked(kind: Kind, age_us: Option<u64>) -> Self {
         What { kind, age_us, graphs: Graphs::default() }
     }
@@ -162,7 +161,7 @@ impl ProfileWords {
     }
 }
 
-/// Written by the client.
+/// A client's marks; only the client writes them.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Marks {

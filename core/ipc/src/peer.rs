@@ -18,13 +18,8 @@ const FILE_BYTES_MAX: u64 = 16 << 10;
 /// Why the core at a socket is not believed.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// A system call failed.
     #[error("{path}: {source}")]
-    Os {
-        /// What was looked at.
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Os { path: PathBuf, source: std::io::Error },
     /// Another user, who is not trusted, serves the socket.
     #[error(
         "{path}: who answers there is user {uid}, neither root nor this user; set {ENV_CORE_UIDS}={uid} to trust it"

@@ -77,7 +77,6 @@ pub fn admin_socket_of(socket: &Path) -> Option<PathBuf> {
 /// Why a message could not be sent, received or understood.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// A system call failed.
     #[error("registration socket: {0}")]
     Os(#[from] rustix::io::Errno),
     /// The peer closed the socket.

@@ -37,7 +37,7 @@ pub(crate) fn end_closing(context: usize) {
 
 /// Contexts that were asked about, and whether each is its device's primary one.
 static PRIMARY: Locked<Vec<(usize, bool)>> = Locked::new(Vec::new());
-/// So many are remembered.
+/// Most contexts that [`PRIMARY`] remembers.
 const PRIMARY_MAX: usize = 64;
 
 /// Whether a context, current to the calling thread, is its device's primary one. The driver has green contexts of that

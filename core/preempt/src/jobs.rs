@@ -156,7 +156,6 @@ pub(crate) fn is_waiting(job: &Job) -> bool {
     JOBS.with(|jobs| jobs.iter().any(is_like))
 }
 
-/// Take the next job.
 pub(crate) fn take() -> Option<Job> {
     JOBS.with(|jobs| {
         let job = jobs.pop_front();

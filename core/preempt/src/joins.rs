@@ -24,7 +24,6 @@ struct Open {
     context: AtomicUsize,
     /// It waits for the legacy stream, and that for it.
     is_blocking: AtomicBool,
-    /// Launches so far.
     launches: AtomicU64,
 }
 

@@ -143,7 +143,7 @@ impl Timed {
         record(1, limited).then_some(self)
     }
 
-    /// The launch was made.
+    /// To be called once the launch was made.
     pub fn launched(self) {
         if is_ended(0) == Some(false) {
             leave(OPEN);

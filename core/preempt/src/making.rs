@@ -222,7 +222,7 @@ fn launch_empty(job: &Job, function: &Function) {
     });
 }
 
-/// The context is current.
+/// Makes the context current to this thread.
 fn enter(context: usize) -> Result<(), Failed> {
     // SAFETY: the context lives (see `worker`).
     let is_set = driver().ctx_set.is_some_and(|f| unsafe { f(context as Ptr) } == SUCCESS);

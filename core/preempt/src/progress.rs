@@ -28,7 +28,7 @@ const RUN_ON_EXPECTED: u64 = 4;
 #[derive(Debug)]
 pub struct Progress {
     parts: usize,
-    /// Slices, rather than yielding.
+    /// The launch runs as slices; otherwise it yields.
     sliced: bool,
     /// How long the core expects it to take, ns; 0: unknown.
     expected_ns: u64,
@@ -46,7 +46,7 @@ pub struct Progress {
     settled: bool,
 }
 
-/// What a look found.
+/// What one look at a launch's progress found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// This part was asked to yield and has ended, so long after.
@@ -80,7 +80,7 @@ impl Progress {
         self.seen >= 2 * self.parts
     }
 
-    /// Slices, rather than yielding.
+    /// Whether the launch runs as slices; otherwise it yields.
     pub fn is_sliced(&self) -> bool {
         self.sliced
     }

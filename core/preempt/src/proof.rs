@@ -44,7 +44,7 @@ const RESUMES_MAX: u32 = 8;
 /// A device, and whether the code is PTX.
 type Kind = (i32, bool);
 
-/// What may be used.
+/// Transformed forms that may be used.
 #[derive(Clone, Copy, Debug)]
 pub struct Proven {
     /// The form with offset block indices, too.

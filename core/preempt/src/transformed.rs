@@ -18,7 +18,6 @@ pub struct Transformed {
     pub context: usize,
     /// The function with the prelude.
     pub function: usize,
-    /// Its code is PTX.
     pub is_ptx: bool,
     /// The form with offset block indices.
     pub(crate) by_offset: OffsetForm,

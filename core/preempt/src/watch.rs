@@ -124,7 +124,7 @@ fn makes_room_while(
     }
 }
 
-/// The table has changed.
+/// Updates [`PARTS`] and [`COUNT`] after the table has changed.
 fn count(open: &[Open]) {
     PARTS.store(open.iter().map(|o| o.progress.parts()).sum(), Release);
     COUNT.store(open.len(), Release);

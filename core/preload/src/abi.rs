@@ -56,7 +56,7 @@ unsafe impl Sync for Host {}
 // SAFETY: as above.
 unsafe impl Sync for Entries {}
 
-/// FNV-1a, one name further.
+/// Extends an FNV-1a hash by one name.
 pub const fn hash(mut hash: u64, name: &[u8]) -> u64 {
     let mut i = 0;
     while i < name.len() {

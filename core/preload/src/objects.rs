@@ -242,7 +242,7 @@ impl Object {
     }
 }
 
-/// Something in this library.
+/// A function whose address lies in this library.
 fn is_here() {}
 
 impl Tables {

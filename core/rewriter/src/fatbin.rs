@@ -49,23 +49,15 @@ pub enum FatbinError {
     /// The bytes end before a structure does.
     #[error("fatbin: {what} at offset {offset} needs {needed} bytes, {available} are left")]
     Truncated {
-        /// What was being read.
         what: &'static str,
         offset: usize,
-        /// Bytes that it takes.
         needed: u64,
         /// Bytes that follow the offset.
         available: usize,
     },
     /// A field does not hold what it must.
     #[error("fatbin: {what} at offset {offset} is {found:#x}, expected {expected}")]
-    Unexpected {
-        what: &'static str,
-        offset: usize,
-        found: u64,
-        /// What it should hold.
-        expected: &'static str,
-    },
+    Unexpected { what: &'static str, offset: usize, found: u64, expected: &'static str },
     #[error("fatbin: more than {ENTRIES_MAX} entries at offset {offset}")]
     TooManyEntries {
         /// Where the first one too many starts.
@@ -76,9 +68,7 @@ pub enum FatbinError {
         "fatbin: the {how} payload at offset {offset} does not unpack to {expected} bytes: {detail}"
     )]
     Unpack {
-        /// How it is packed.
         how: Compression,
-        /// Where the payload starts.
         offset: usize,
         /// The size its header gives.
         expected: u64,
@@ -120,7 +110,6 @@ impl std::fmt::Display for Compression {
 /// One entry of a container.
 #[derive(Clone, Debug)]
 pub struct Entry<'a> {
-    /// PTX or machine code.
     pub kind: Kind,
     /// The architecture: 90 for `sm_90` or `compute_90`.
     pub arch: u32,

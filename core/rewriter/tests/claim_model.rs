@@ -18,7 +18,6 @@ use tally_softcuda_vm::{Module, Scratch};
 
 const WARPS_MAX: usize = 6;
 
-/// Where a warp is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum At {
     LoadWord,
@@ -47,7 +46,6 @@ struct State {
 #[derive(Clone, Copy)]
 struct Model {
     launches: usize,
-    /// Warps of the block.
     warps: usize,
     /// A launch starts before those before it have ended.
     overlap: bool,

@@ -48,7 +48,7 @@ pub struct SlotWord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Flag {
-    /// To be noted.
+    /// Set the busy bit.
     Lowered,
     /// Nothing: the busy bit is set.
     Noted,
@@ -223,7 +223,7 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::AtomicU32;
 
-    /// What a launch does.
+    /// Marks a slot as a launch does.
     fn mark(a: &Activity, w: &SlotWord, bit: u64) -> Change {
         if w.is_noted() { Change::None } else { super::mark(a, w, bit, Flag::Noted) }
     }

@@ -18,14 +18,14 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for each half of the handshake.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// What the environment says.
+/// Settings from the environment.
 #[derive(Debug)]
 pub struct Settings {
     socket: PathBuf,
     pub hello: Hello,
 }
 
-/// What a core gave.
+/// What a core gives a client that registers.
 #[derive(Debug)]
 pub struct Connection {
     /// What it made of us.

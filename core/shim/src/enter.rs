@@ -13,7 +13,7 @@ use tally_ipc::wire::{self, SharingMode};
 use tally_preempt::lock::Locked;
 use tally_preempt::sm_limit;
 
-/// Put it in force.
+/// Puts a new connection in force; returns its sharing mode.
 pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode {
     let Connection { welcome, first_ticket, core } = connection;
     if let SharingMode::Mps { pipe_directory, client_priority, thread_percent } = &welcome.sharing

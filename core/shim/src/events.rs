@@ -95,7 +95,7 @@ pub fn forget(event: usize) {
     OTHER.forget(event);
 }
 
-/// A stream is destroyed.
+/// To be called when a stream is destroyed.
 pub fn forget_stream(stream: usize) {
     JOINED.forget(stream);
 }

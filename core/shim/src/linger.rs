@@ -123,7 +123,6 @@ struct Page {
     _rest: [u32; 1023],
 }
 
-/// What is waited for.
 #[derive(Clone, Copy, Debug)]
 pub enum Awaited {
     /// A stream: an explicit handle.

@@ -39,7 +39,7 @@ use tally_preempt::{joins, may_need_help};
 const LOAD_MAX: Duration = Duration::from_secs(5);
 /// Launches wait in vain for code to be loaded for at most one part in so many of the time.
 const PATIENT_SHARE: u64 = 20;
-/// When they may again.
+/// From when on launches may wait for loads again.
 static PATIENT_AGAIN_NS: AtomicU64 = AtomicU64::new(0);
 /// Pause between two looks at other threads.
 const NAP: Duration = Duration::from_micros(50);
@@ -70,7 +70,7 @@ static WAITS_THERE: AtomicU32 = AtomicU32::new(0);
 static HELPS: AtomicU32 = AtomicU32::new(0);
 /// How long a call in which launches wait is held back for launches that may need help.
 const HELP_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Held by who loads.
+/// Held by the thread that loads code.
 static LOADER: Lock = Lock::new();
 /// Held by who makes a launch in parts.
 static ISSUER: Lock = Lock::new();
@@ -298,7 +298,7 @@ pub fn help_begins() -> bool {
     may
 }
 
-/// The launch is made.
+/// To be called once the launch is made.
 pub fn help_ends() {
     HELPS.fetch_sub(1, SeqCst);
 }

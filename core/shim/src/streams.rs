@@ -19,7 +19,7 @@ use tally_preempt::lock::Locked;
 
 /// Hardware queues of a process that does not say how many it wants.
 const QUEUES_DEFAULT: u32 = 8;
-/// What the driver takes.
+/// Most hardware queues that the driver takes.
 const QUEUES_MAX: u32 = 32;
 /// From so many on, work is given a queue that is free.
 const DYNAMIC_MIN: u32 = 8;

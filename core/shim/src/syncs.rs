@@ -135,7 +135,7 @@ impl Awaited {
         (events != [None; 2]).then_some(Awaited { client, stream: None, events })
     }
 
-    /// The call has returned.
+    /// To be called once the driver's call has returned.
     fn apply(self) {
         let events = self.events.into_iter().flatten();
         units::waited(self.client, self.stream.into_iter().chain(events.clone()), true);

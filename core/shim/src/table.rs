@@ -23,7 +23,7 @@ pub struct EntryPoint {
     pub direct: *const (),
     /// Real functions, in the order they were found; 0 is free.
     pub reals: &'static [AtomicUsize; REALS],
-    /// The wrapper for each.
+    /// The wrapper for each of `reals`, in the same order.
     pub wrappers: [*const (); REALS],
 }
 

@@ -82,7 +82,7 @@ const EMPTY: u32 = 0;
 const FILLING: u32 = 1;
 /// Found, and its time slice is still to be set.
 const NEW: u32 = 2;
-/// Ours is in force.
+/// Our time slice is in force.
 const SET: u32 = 3;
 const FAILED: u32 = 4;
 

@@ -41,7 +41,7 @@ const NONE: u32 = 0;
 const OPEN: u32 = 1;
 /// The program has waited for them.
 const WAITED: u32 = 2;
-/// It gives no profile.
+/// The unit gives no profile.
 const DROPPED: u32 = 3;
 /// A thread is about to open it.
 const OPENING: u32 = 4;

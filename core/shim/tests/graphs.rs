@@ -18,7 +18,7 @@ unsafe extern "C" fn on_host(data: Ptr) {
     HOST.store(HOST.load(SeqCst).wrapping_mul(31).wrapping_add(data as usize), SeqCst);
 }
 
-/// Like a random number.
+/// A linear congruential generator.
 struct Random(u64);
 
 impl Random {

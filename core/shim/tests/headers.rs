@@ -114,7 +114,7 @@ impl Functions {
     }
 }
 
-/// Without version and `_ptsz`.
+/// A function's name without version and `_ptsz`.
 fn base(name: &str) -> &str {
     let name = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
     let (base, version) = name.rsplit_once("_v").unwrap_or((name, "x"));

@@ -38,7 +38,6 @@ pub enum TrustSettingsError {
     /// A key file that cannot be used.
     #[error("policy.trust.keys: {file}: {why}")]
     KeyFile { file: PathBuf, why: String },
-    /// Nothing could be loaded.
     #[error(
         "policy.trust.require_signature is set and policy.trust.keys is empty: name the keys \
          whose signatures count (`tallyctl policy keygen --out KEY` makes one)"

@@ -17,7 +17,7 @@ impl Digest {
         Digest(sha2::Sha256::digest(bytes).into())
     }
 
-    /// The 64 digits alone.
+    /// The 64 hexadecimal digits, without `sha256:`.
     pub fn hex(&self) -> String {
         hex(&self.0)
     }

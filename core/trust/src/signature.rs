@@ -74,7 +74,6 @@ fn message(digest: &Digest) -> Vec<u8> {
 }
 
 impl SecretKey {
-    /// Sign a file's bytes.
     pub fn sign(&self, bytes: &[u8]) -> Signature {
         let digest = Digest::of(bytes);
         Signature { key: self.public().id(), digest, signature: self.0.sign(&message(&digest)) }

@@ -133,7 +133,7 @@ pub struct Compiled {
     pub(crate) checked: Arc<Checked>,
     pub(crate) name: Arc<str>,
     pub(crate) path: Option<PathBuf>,
-    /// What messages call it.
+    /// The file's name in messages.
     pub(crate) file: Arc<str>,
     pub(crate) signed_by: Option<Arc<str>>,
     /// What reading, compiling and checking took.
@@ -177,7 +177,6 @@ impl Compiled {
         self.checked.imports.iter().filter(|name| *name != READS_USAGE).cloned().collect()
     }
 
-    /// What it is told.
     pub fn subscriptions(&self) -> Subscriptions {
         self.checked.subscriptions()
     }

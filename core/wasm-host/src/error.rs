@@ -146,7 +146,6 @@ pub enum LoadError {
         /// The capabilities as a TOML list.
         listed: String,
     },
-    /// It lacks an export.
     #[error(
         "{file}: does not export `{export}` (it exports {found}). Expected `{expected}`: \
          implement the world `policy` of this core's `wit/policy.wit`"
@@ -157,7 +156,6 @@ pub enum LoadError {
         export: String,
         /// The contract's words for it.
         expected: String,
-        /// What it does export.
         found: String,
     },
     /// It exports a function of the contract with another type.

@@ -11,7 +11,7 @@ use tally_trust::{SIGNATURE_BYTES_MAX, signature_file};
 #[derive(Clone, Debug)]
 pub struct ComponentFile {
     pub(crate) name: String,
-    /// What messages call it.
+    /// The file's name in messages.
     pub(crate) file: String,
     pub(crate) path: Option<PathBuf>,
     pub(crate) bytes: Vec<u8>,

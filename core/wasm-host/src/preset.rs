@@ -15,7 +15,6 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// What it stands for.
     pub fn limits(self) -> Limits {
         match self {
             Preset::Default => Limits::default(),

@@ -18,13 +18,13 @@ impl Default for Reasons {
     }
 }
 
-/// A reason for people.
+/// A reason, its text and how often it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasonStatus {
     pub reason: u8,
     /// What the policy calls it; empty if it never said.
     pub text: String,
-    /// Decisions made for it.
+    /// Decisions that named this reason.
     pub decisions: u64,
 }
 
@@ -54,7 +54,6 @@ impl Reasons {
         (1..=u8::MAX).filter(known).map(one).collect()
     }
 
-    /// The texts by number.
     pub fn texts(&self) -> &BTreeMap<u8, String> {
         &self.texts
     }

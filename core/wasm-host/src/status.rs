@@ -30,7 +30,6 @@ pub struct PolicyStatus {
     /// Events handled; calls that failed do not count.
     pub events: u64,
     pub faults: FaultCounts,
-    /// The last of them.
     pub last_fault: Option<LastFault>,
     /// What became of the state that it was offered when it was started.
     pub restored: Restored,
@@ -83,7 +82,6 @@ impl FaultCounts {
     }
 }
 
-/// The most recent fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastFault {
     /// `trap`, `overrun`, `memory`, `nonsense` or `stall`.

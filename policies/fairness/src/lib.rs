@@ -222,7 +222,6 @@ impl Rounds {
         self.fill();
     }
 
-    /// It is gone.
     pub(crate) fn left(&mut self, client: ClientId) {
         self.members.retain(|member| member.id != client);
         self.others.retain(|other| other.id != client);

@@ -8,7 +8,7 @@ const ROUND: &str = "round";
 const MEMBER: &str = "member";
 /// Most lines are shorter.
 const LINE_BYTES: usize = 128;
-/// Of the largest number.
+/// Digits of the largest number.
 const DIGITS_MAX: usize = 20;
 
 /// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.

@@ -66,7 +66,7 @@ impl Shares {
         }
     }
 
-    /// A client is gone.
+    /// Forgets a client that is gone.
     pub fn left(&mut self, client: ClientId) {
         self.clients.left(client);
         self.rounds.left(client);

@@ -47,7 +47,7 @@ const WITH_ROOM: usize = 0;
 const BY_WEIGHT: usize = 1;
 const FOR_FLOOR: usize = 2;
 
-/// Of what is saved.
+/// Name of the saved state's format.
 const FORMAT: &str = "throughput";
 const VERSION: u32 = 1;
 

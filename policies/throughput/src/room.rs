@@ -51,7 +51,7 @@ impl Room {
         others.map(|one| of(one.id)).fold(mine, u64::saturating_add) <= ALL
     }
 
-    /// A client is gone.
+    /// Forgets a client that is gone.
     pub fn left(&mut self, client: ClientId) {
         self.fills.retain(|(id, _)| *id != client);
     }

@@ -198,7 +198,7 @@ impl TpotFirst {
         }
     }
 
-    /// It goes there.
+    /// Starts the launch in this place.
     fn go(&mut self, launch: &Launch, place: Place) -> Answer {
         let now_ns = launch.now_ns;
         let cost_ns = self.cost_ns(launch);

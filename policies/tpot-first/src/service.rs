@@ -31,7 +31,7 @@ const ASK_UNITS: u64 = 256;
 /// What others may have under way.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Busy {
-    /// Until when anything is.
+    /// Until when anything may be under way.
     pub until_ns: u64,
     /// Until when something is that the width let in.
     pub on_width_until_ns: u64,

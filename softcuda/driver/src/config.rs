@@ -11,9 +11,7 @@ pub const DRIVER_VERSION: i32 = 13_000;
 pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 /// Name that `cuDeviceGetName` returns.
 pub const DEVICE_NAME: &str = "Tally software device";
-/// Threads in a warp.
 pub const WARP_THREADS: i32 = 32;
-/// Threads in a block.
 pub const BLOCK_THREADS_MAX: u32 = 1024;
 /// Largest block, per dimension.
 pub const BLOCK_DIM_MAX: [u32; 3] = [1024, 1024, 64];
@@ -25,7 +23,6 @@ pub const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 pub const SHARED_BYTES_OPTIN: u32 = 227 << 10;
 /// Shared memory of an SM.
 pub const SHARED_BYTES_SM: u32 = 228 << 10;
-/// Bytes of kernel parameters.
 pub const PARAM_BYTES_MAX: u32 = 32_764;
 /// Granularity of device allocations.
 pub const ALLOC_ALIGN_BYTES: u64 = 512;

@@ -15,7 +15,6 @@ use crate::sync::lock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Everything the driver knows.
 pub(crate) struct Driver {
     pub(crate) arbiter: Arbiter,
     pub(crate) memory: MemoryMap,

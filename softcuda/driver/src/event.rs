@@ -24,7 +24,7 @@ impl Record {
         Self { is_timed, ..Self::default() }
     }
 
-    /// The stream got here.
+    /// To be called when the stream reaches the event.
     pub(crate) fn complete(&self) {
         self.time_ns.store(now_ns(), SeqCst);
         self.done.advance(1);

@@ -70,7 +70,6 @@ impl Code {
         Ok(Self(program))
     }
 
-    /// Names of its kernels.
     pub(crate) fn names(&self) -> Vec<String> {
         self.0.kernels().map(|k| k.name.clone()).collect()
     }

@@ -159,7 +159,6 @@ impl Launch {
         }
     }
 
-    /// Blocks in the grid.
     pub(crate) fn blocks(&self) -> u64 {
         self.shape.grid.iter().map(|&d| u64::from(d)).product()
     }

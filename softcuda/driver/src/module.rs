@@ -27,7 +27,6 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Loads PTX into `context`.
     pub(crate) fn load(
         driver: &Driver,
         context: &Context,
@@ -274,7 +273,6 @@ impl Library {
 }
 
 impl KernelHandle {
-    /// The kernel in `context`.
     pub(crate) fn function(&self, context: &Context) -> CuResult<Arc<Function>> {
         let name = self.c_name.to_str().map_err(|_| CuError::NOT_FOUND)?;
         self.library.module(context)?.function(name)

@@ -18,13 +18,11 @@ pub(crate) const NON_BLOCKING: u32 = 1;
 /// What a null stream handle means to a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NullStream {
-    /// The context's legacy stream.
     Legacy,
     /// The calling thread's stream (`_ptsz`, `_ptds`).
     PerThread,
 }
 
-/// What a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
     /// The one that waits for all blocking streams, and they for it.

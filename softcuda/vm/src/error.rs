@@ -94,7 +94,6 @@ pub enum Trap {
     BadLaunch {
         /// The kernel's PTX name.
         kernel: String,
-        /// What does not fit.
         detail: String,
     },
     /// The caller's `cancelled` flag was set.

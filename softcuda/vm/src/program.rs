@@ -87,9 +87,7 @@ pub struct Param {
 #[derive(Debug)]
 pub struct Kernel {
     pub name: String,
-    /// Its parameters, in order.
     pub params: Vec<Param>,
-    /// Bytes of all parameters.
     pub param_bytes: u32,
     /// Bytes of shared memory it declares.
     pub static_shared_bytes: u32,

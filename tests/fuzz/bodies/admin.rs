@@ -7,7 +7,7 @@ use tally_contract::limits::REQUEST_BYTES_MAX;
 use tally_core::control::accept::EntryPoint;
 use tally_core::control::harness;
 
-/// An answer, one line.
+/// Checks that a line is a well-formed answer.
 fn see_that_answer(line: &str) {
     let answer: Value = serde_json::from_str(line).expect("answers are JSON");
     let fields = answer.as_object().expect("answers are objects");

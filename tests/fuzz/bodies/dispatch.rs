@@ -123,7 +123,7 @@ struct World {
     requests: usize,
 }
 
-/// A client's two sides.
+/// Makes both sides of a client.
 fn new_client(
     id: u32,
     class: Class,

@@ -24,9 +24,9 @@ use tally_ipc::map;
 use tally_ipc::marks::{Kind, Stated, What};
 use tokio::sync::oneshot;
 
-/// The honest client.
+/// Id of the honest client.
 const HONEST: u32 = 1;
-/// Others at once.
+/// Most other clients at once.
 const OTHERS_MAX: usize = 6;
 /// When the core starts, ns.
 const START_NS: u64 = 1_000_000_000;
@@ -52,7 +52,7 @@ struct Unit {
 #[derive(Default)]
 struct Honest {
     open: VecDeque<Unit>,
-    /// Published and not read.
+    /// Units that are published and not yet read by the core.
     unread: VecDeque<Unit>,
     /// Requests, tokens and prefills that the core has read.
     read: [u64; 3],
@@ -64,7 +64,6 @@ struct Honest {
     has_any: bool,
 }
 
-/// A client's figures.
 type Figures = (ServiceNumbers, Option<MarkNumbers>);
 
 struct World {
@@ -428,7 +427,7 @@ impl World {
     }
 }
 
-/// A client's two sides.
+/// Makes both sides of a client.
 fn new_client(id: u32, class: Class, shares: &mut KernelShares) -> (Client, Box<NewClient>) {
     let (region_fd, region) = map::create_client().unwrap();
     let (core_fd, core) = map::create_core().unwrap();

@@ -21,9 +21,8 @@ const BLOCKS: [u32; 7] = [1, 2, 3, 5, 8, 13, 21];
 /// Counts and times of one run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Policies that took over.
     pub reloads: u64,
-    /// Launches meanwhile, all programs.
+    /// Launches of all programs during the run.
     pub launches: u64,
     /// Launches that never ran.
     pub lost: u64,

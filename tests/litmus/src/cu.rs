@@ -8,7 +8,6 @@ use std::ffi::{CStr, CString, c_void};
 /// A handle: stream, event, module, ...
 pub type Handle = usize;
 
-/// A call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
     pub call: &'static str,
@@ -23,7 +22,6 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// What calls return here.
 pub type Done = Result<(), Failed>;
 
 fn done(call: &'static str, code: u32) -> Done {

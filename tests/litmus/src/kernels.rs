@@ -5,7 +5,6 @@ use crate::program::Kernel;
 /// All kernels, with `CONSTANT` where a module's own stands.
 const TEXT: &str = include_str!("kernels.ptx");
 
-/// Names of all kernels.
 pub const NAMES: [&str; 14] = [
     "set",
     "poll",

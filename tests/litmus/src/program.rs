@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 /// The index of an object in the program's list of its kind.
 pub type Id = usize;
 
-/// A word of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Word {
     /// A word of device memory, in a context's own memory.
@@ -217,7 +216,7 @@ pub enum Op {
     Start {
         thread: Id,
     },
-    /// Waits for its end.
+    /// Waits for the thread's end.
     Join {
         thread: Id,
     },

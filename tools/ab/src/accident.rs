@@ -49,7 +49,6 @@ impl GuardReport {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Before {
     pub requests: u64,
-    /// Requests a second.
     pub per_s: f64,
     /// Requests a second that took longer than each of [`limits_ns`].
     pub over_per_s: Vec<f64>,

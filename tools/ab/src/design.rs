@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 /// Blocks of one experiment: bounds the report and the work of its statistics.
 pub const BLOCKS_MAX: u64 = 4_000;
 pub const BLOCK_NS_MIN: u64 = 20_000_000;
-/// Guards of one experiment.
 pub const GUARDS_MAX: usize = 8;
 
 /// One of the two policies.

@@ -133,7 +133,7 @@ pub struct Experiment {
     first: Option<(Arm, Sample, [u64; 2])>,
     /// Of each [`Unit`], those that began and ended in a block of each arm.
     served_under: [[u64; 2]; 2],
-    /// Of each [`Unit`].
+    /// One ledger for each [`Unit`].
     ledgers: [Ledger; 2],
     /// Of each [`Unit`], those that ended after a cut and are not known.
     lost: [u64; 2],
@@ -209,7 +209,6 @@ impl Experiment {
         })
     }
 
-    /// What to do next.
     pub fn next_action(&self) -> Action {
         if self.ended.is_some() {
             return Action::End;

@@ -64,7 +64,7 @@ fn of_client(shares: &[Share], client: u32) -> Option<&Share> {
 /// for ten.
 #[derive(Clone, Debug, Default)]
 pub struct Hidden {
-    /// Logarithms of the wealth.
+    /// Natural logarithm of each client's betting wealth.
     ln: BTreeMap<u32, f64>,
     /// The last block of A.
     a: Vec<Share>,

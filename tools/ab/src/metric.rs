@@ -132,7 +132,7 @@ impl Metric {
         self != Metric::BeThroughput || first.launches + second.launches > 0
     }
 
-    /// A figure for people.
+    /// Formats a figure for people, with its unit.
     pub fn show(self, value: f64) -> String {
         match self.basis() {
             Basis::Tail(_) => time(value),

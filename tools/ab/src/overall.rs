@@ -50,7 +50,6 @@ pub struct Overall {
 enum Blocks {
     Requests {
         share: f64,
-        /// Requests of each block.
         requests: Vec<u64>,
         /// Step, block and number, the longest first.
         longest: Vec<(u16, u32, u32)>,

@@ -112,7 +112,7 @@ pub struct ArmSummary {
     pub requests: u64,
     /// Median of the blocks' figures.
     pub value_median: Option<f64>,
-    /// The worst of them.
+    /// The worst of the blocks' figures.
     pub value_worst: Option<f64>,
     /// Blocks whose figure is worse than twice the median of A's.
     pub blocks_slow: usize,
@@ -208,7 +208,6 @@ impl SampleRatio {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub schema: u32,
-    /// What was asked for.
     pub plan: Plan,
     pub a: ArmSummary,
     pub b: ArmSummary,
@@ -362,7 +361,7 @@ impl Report {
         report
     }
 
-    /// The checks of numbers.
+    /// Checks of the numbers of requests and of tokens.
     pub(crate) fn ratios(&self) -> impl Iterator<Item = (Unit, &SampleRatio)> {
         let tokens = self.token_ratio.iter().map(|ratio| (Unit::Token, ratio));
         std::iter::once((Unit::Request, &self.sample_ratio)).chain(tokens)

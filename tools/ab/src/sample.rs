@@ -83,7 +83,7 @@ pub struct UnderWay {
     pub began_ns: u64,
     /// Whether what it waits inside the program is part of its time.
     pub queue_known: bool,
-    /// As of [`Carried`], now.
+    /// As [`Carried::limit_ns`], but as of now.
     pub limit_ns: Option<u64>,
 }
 
@@ -183,14 +183,13 @@ impl Units {
         }
     }
 
-    /// One is under way.
+    /// Adds a unit that is under way.
     pub fn under_way(&mut self, unit: UnderWay) {
         if self.open.len() < CARRIED_MAX {
             self.open.push(unit);
         }
     }
 
-    /// How many there are.
     pub fn count(&self) -> u64 {
         self.lengths.requests()
     }

@@ -19,7 +19,6 @@ use tally_wasm_host::Saved;
 const RUNNING_MAX: usize = 256;
 /// The floor of every fourth client, unless that is high priority.
 const FLOOR_PERMILLE: u32 = 200;
-/// Clients connected at once.
 const CLIENTS_MAX: usize = 32;
 
 /// One call and what came of it.
@@ -34,9 +33,7 @@ pub struct Turn {
 /// What was seen so far.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Fuel of each `decide`.
     pub decide_fuel: Vec<u64>,
-    /// Fuel of each event.
     pub event_fuel: Vec<u64>,
     /// High-priority launches that it held.
     pub high_held: u64,

@@ -41,7 +41,6 @@ pub use report::{Check, Fuel, Outcome, Report};
 pub use subject::{Instance, Subject, Wasm};
 pub use tally_wasm_host::{Capabilities, Capability};
 
-/// What can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Seed of the random streams and of the other random inputs.

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub enum Outcome {
     /// The policy behaves as it should.
     Pass,
-    /// Allowed, and hardly meant.
+    /// Allowed, but probably a mistake.
     Warn,
     /// Nothing that a policy must do.
     Info,
@@ -22,7 +22,6 @@ pub enum Outcome {
 pub struct Check {
     /// Name in the table of the crate's documentation.
     pub name: &'static str,
-    /// How it came out.
     pub outcome: Outcome,
     /// What was seen, figures included.
     pub detail: String,
@@ -53,7 +52,6 @@ impl Fuel {
     }
 }
 
-/// The whole of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Version of this structure's JSON.

@@ -57,7 +57,6 @@ pub struct Shape {
     /// Bits of the contract's `forms-offered`.
     pub offered: u32,
     pub grid_blocks: u64,
-    /// Threads of a block.
     pub block_threads: u32,
     pub shared_bytes: u32,
     /// How long it has waited.
@@ -67,7 +66,6 @@ pub struct Shape {
     /// Predicted, if the kernel was never measured.
     pub predicted_ns: u64,
     pub stream: u32,
-    /// SMs of the GPU.
     pub sm_count: u32,
 }
 

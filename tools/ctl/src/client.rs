@@ -53,7 +53,6 @@ fn find<'s>(all: &'s [ClientStatus], named: &str) -> Result<&'s ClientStatus, Ct
     }
 }
 
-/// Changes a client.
 pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let ClientCommand::Set {

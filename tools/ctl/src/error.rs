@@ -19,7 +19,6 @@ fn uid() -> u32 {
     rustix::process::getuid().as_raw()
 }
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
     /// Nobody serves the socket.
@@ -82,7 +81,6 @@ impl CtlError {
         move |source| CtlError::File { what, done, path: path.into(), source }
     }
 
-    /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             CtlError::NoCore { .. } => EXIT_NO_CORE,

@@ -31,7 +31,6 @@ pub enum LimitsArg {
 
 #[cfg(feature = "wasm")]
 impl LimitsArg {
-    /// What it stands for.
     pub fn limits(self) -> tally_wasm_host::Limits {
         match self {
             LimitsArg::Default => tally_wasm_host::Preset::Default.limits(),

@@ -160,9 +160,7 @@ pub struct Parting {
     pub now_ns: u64,
     /// What was called, with its input, in words.
     pub call: String,
-    /// What the log has.
     pub recorded: String,
-    /// What the other answered.
     pub other: String,
 }
 

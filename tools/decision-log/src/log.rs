@@ -139,7 +139,6 @@ impl<W: Write> Writer<W> {
         self.records
     }
 
-    /// What it writes to.
     pub fn into_inner(self) -> W {
         self.out
     }
@@ -209,7 +208,6 @@ impl<R: Read> Reader<R> {
         &self.header
     }
 
-    /// Records read so far.
     pub fn records(&self) -> u64 {
         self.records
     }

@@ -153,7 +153,7 @@ impl Tap {
         (tap, TapReader { ring: consumer, counts })
     }
 
-    /// Whole frames, or nothing.
+    /// Writes all frames, or none if the ring lacks room.
     fn put(&mut self, frames: &[u8]) -> bool {
         let Ok(mut chunk) = self.ring.write_chunk(frames.len()) else {
             return false;

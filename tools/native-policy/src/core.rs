@@ -13,7 +13,7 @@ use tally_sdk::{
 /// Counters and gauges together, as in the Wasm host's default limits.
 const METRICS_MAX: usize = 64;
 
-/// Log lines go nowhere.
+/// A core for native policies; it drops log lines.
 #[derive(Default)]
 pub struct NativeCore {
     world: Box<World>,

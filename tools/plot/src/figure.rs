@@ -36,7 +36,6 @@ pub enum Rule {
     Diagonal(String),
 }
 
-/// What the marks mean.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Legend {
     /// In one line under the title, as far as there is room.

@@ -82,7 +82,7 @@ fn example_table(
     }
 }
 
-/// Lines of a comment.
+/// Wraps a text into lines of a TOML comment.
 fn comment(text: &str) -> String {
     const COLUMNS: usize = 96;
     let mut out = String::new();

@@ -34,11 +34,7 @@ pub enum ArrivalsError {
     },
     /// Nothing, or far too much.
     #[error("arrivals {file}: {count} times, expected 1 to {ARRIVALS_MAX}, one a line")]
-    Count {
-        file: String,
-        /// How many there are.
-        count: usize,
-    },
+    Count { file: String, count: usize },
 }
 
 impl Arrivals {
@@ -116,7 +112,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0 to below 1.
+    /// A uniform random number, from 0 to below 1.
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

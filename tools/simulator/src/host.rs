@@ -97,7 +97,6 @@ impl Host {
         }
     }
 
-    /// A launch is done.
     pub fn ended(&mut self, now_ns: u64) {
         self.done += 1;
         if let Some(ns) = self.ahead_ns.take() {

@@ -4,7 +4,6 @@
 use crate::gpu::{SharingMode, Transformable};
 use serde::Serialize;
 
-/// What a simulation found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Version of this structure's JSON.

@@ -115,7 +115,6 @@ struct Known {
     shared: u32,
 }
 
-/// Tickets of one client.
 #[derive(Clone, Copy, Default)]
 struct Tickets {
     next: u64,
@@ -448,7 +447,6 @@ impl<'a> Sim<'a> {
         host.launched(host_ns);
     }
 
-    /// A launch is done.
     fn ended(&mut self, now_ns: u64, lane: usize, launch: u64) {
         let host = &mut self.programs[lane].host;
         host.ended(now_ns);

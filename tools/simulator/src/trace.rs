@@ -93,12 +93,10 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Blocks in the grid.
     pub fn blocks(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
 
-    /// Threads in a block.
     pub fn threads(&self) -> u32 {
         self.block.iter().fold(1u32, |all, &n| all.saturating_mul(n))
     }

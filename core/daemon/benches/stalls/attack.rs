@@ -69,7 +69,6 @@ pub enum Attack {
     Joins,
     /// Connects and says nothing, or the first byte of a frame.
     Silence,
-    /// Asks for the status.
     Status,
 }
 

@@ -16,7 +16,6 @@ use tokio::sync::{Notify, watch};
 
 /// An experiment ends within this time of being told to, or is given up.
 const END_MAX: Duration = Duration::from_secs(10);
-/// An experiment under way.
 pub(crate) struct Running {
     pub(crate) experiment: RefCell<Experiment>,
     pub(crate) arms: [RefCell<ArmSource>; 2],
@@ -69,7 +68,6 @@ pub enum ExperimentError {
     /// An experiment runs already, there is none, or A is not the active policy.
     #[error("{0}")]
     Conflict(String),
-    /// Something did not answer.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -178,7 +176,7 @@ impl Experiments {
         self.report().await
     }
 
-    /// The core goes down.
+    /// Ends a running experiment because the core stops.
     pub async fn close(&self) {
         if let Err(why) = self.end(Reason::CoreStopping).await {
             tracing::warn!("{why}");

@@ -32,7 +32,7 @@ const KEEP_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// What is asked to be compared.
 pub struct Arms {
-    /// `None`: the active policy.
+    /// Policy A; `None`: the active policy.
     pub a: Option<(Source, Opened)>,
     /// The policy that is tried.
     pub b: (Source, Opened),

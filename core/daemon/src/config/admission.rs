@@ -44,7 +44,7 @@ impl Socket {
         mode_bits("socket.mode", &self.mode)
     }
 
-    /// The path in force.
+    /// The configured path, or the default one.
     pub fn path(&self) -> PathBuf {
         self.path.clone().unwrap_or_else(wire::default_socket)
     }

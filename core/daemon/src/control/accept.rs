@@ -16,7 +16,6 @@ use tokio::net::UnixStream;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
     Clients,
-    /// Connections for admin requests.
     Admin,
 }
 

@@ -28,7 +28,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// One that was accepted.
     pub fn new(stream: UnixStream, helper: Helper) -> Self {
         // Urgent bytes may carry descriptors, too: in line they are seen by `peek`.
         let _ = rustix::net::sockopt::set_socket_oobinline(&stream, true);

@@ -37,7 +37,6 @@ const PATIENCE: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Message {
     pub bytes: Vec<u8>,
-    /// What comes with them.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -46,9 +45,7 @@ pub struct Message {
 pub struct After {
     /// What the peer was sent.
     pub answer: Vec<u8>,
-    /// Clients that are served.
     pub clients: usize,
-    /// Places that are taken.
     pub places: usize,
     /// Policies that were active.
     pub generation: u64,

@@ -9,12 +9,11 @@ const LINES: u64 = 5;
 /// How long a stretch is.
 const STRETCH: Duration = Duration::from_secs(1);
 
-/// What lines are about.
+/// What a log line is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Connections that got no place.
     Connections,
-    /// Clients that were refused.
     Refusals,
     Registered,
     /// Clients that left, or were dropped.

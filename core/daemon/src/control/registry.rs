@@ -112,7 +112,7 @@ impl Registry {
         dismissal
     }
 
-    /// It was never served.
+    /// Removes a client that was never served.
     pub fn forget(&mut self, id: u32) {
         self.clients.remove(&id);
     }
@@ -178,7 +178,6 @@ impl Registry {
         all
     }
 
-    /// Processes of connected clients.
     pub fn processes(&self) -> BTreeSet<u32> {
         self.clients.values().map(|client| client.identity.pid).collect()
     }

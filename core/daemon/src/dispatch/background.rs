@@ -45,7 +45,6 @@ pub enum Background {
         done: oneshot::Sender<Forgotten>,
         /// The next place of the table.
         at: u32,
-        /// Kernels forgotten so far.
         kernels: u32,
         /// Freed by the control plane, because it takes long.
         cached: (Option<Arc<Loaded>>, Option<Arc<Profiled>>),

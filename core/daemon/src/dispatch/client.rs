@@ -60,7 +60,6 @@ struct StreamProgress {
 /// What polling a client's ring found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// Number of launches taken.
     Launches(usize),
     /// It breaks the protocol; serve it no longer.
     Misbehaved(&'static str),
@@ -96,7 +95,7 @@ pub struct DispatchClient {
     stuck_since_ns: Option<u64>,
     stuck_look_ns: u64,
     abandoned_in_a_row: u64,
-    /// The last of `oddities.breaches`.
+    /// The latest protocol breach; `oddities.breaches` counts them.
     breach: &'static str,
     kernels: KernelCache,
     unanswered: VecDeque<Unanswered>,

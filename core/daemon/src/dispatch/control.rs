@@ -47,7 +47,7 @@ pub struct NewClient {
 /// The floor that a best-effort client asks for as it registers.
 #[derive(Clone, Copy, Debug)]
 pub struct AskedMinShare {
-    /// Permille, like the other.
+    /// The floor asked for, permille.
     pub asked: u32,
     /// What programs may have together by asking.
     pub allowed: u32,
@@ -79,7 +79,7 @@ pub enum Control {
     Profiled {
         /// From this place of the table on.
         from: u32,
-        /// Gets some of it.
+        /// Receives one piece of the profile.
         done: oneshot::Sender<Piece>,
     },
     /// Forget what is known of kernels.
@@ -125,7 +125,6 @@ pub enum Control {
         /// Told what it is granted; `None`: there is no such best-effort client.
         done: oneshot::Sender<Option<u32>>,
     },
-    /// Make another policy active.
     SetPolicy {
         policy: Loaded,
         /// Generation of the policy, for [`Notice::Disabled`].
@@ -135,7 +134,6 @@ pub enum Control {
     },
     /// Let somebody read along what reaches the policy.
     Tap {
-        /// Where the records go.
         tap: Box<Tap>,
         /// Told when it is in.
         done: oneshot::Sender<()>,
@@ -193,16 +191,12 @@ pub enum Notice {
         left: Box<Left>,
     },
     /// The active policy failed too often: the built-in rule serves.
-    Disabled {
-        /// Generation of that policy.
-        generation: u64,
-    },
+    Disabled { generation: u64 },
 }
 
 /// Why a request could not be handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// Too many requests wait.
     #[error("the core is busy: too many control requests wait")]
     Busy,
     /// The dispatch thread has ended, or is about to.

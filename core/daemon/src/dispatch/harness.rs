@@ -33,7 +33,6 @@ pub struct Harness {
     dispatch: Dispatch,
     /// Sends requests, as the control plane does.
     pub control: ControlSender,
-    /// What the loop noticed.
     pub notices: mpsc::Receiver<Notice>,
 }
 

@@ -256,7 +256,7 @@ fn translated<const N: usize>(flags: u32, bits: [(u32, u32); N]) -> u32 {
     set.fold(0, |all, (_, ours)| all | ours)
 }
 
-/// What a launch is.
+/// The `launch_state` bits for a submission's flags.
 pub(super) fn state_of(flags: u32) -> u32 {
     translated(flags, STATES)
 }

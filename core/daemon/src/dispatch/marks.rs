@@ -143,7 +143,7 @@ pub struct UnitNumbers {
 /// What a client has marked, and what was lost or wrong of its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MarkNumbers {
-    /// Requests are marked ones.
+    /// The program marks requests.
     pub has_requests: bool,
     /// Tokens are marked ones, not graph launches.
     pub has_tokens: bool,

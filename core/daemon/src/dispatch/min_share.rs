@@ -8,11 +8,11 @@ use tally_contract::min_share::MIN_SHARE_PERMILLE;
 use tally_engine::engine::Had;
 use tally_engine::policy::{Class, ClientId};
 
-/// A client that asked.
+/// A client that asked for a minimum share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinShare {
     pub id: ClientId,
-    /// Permille, like the others.
+    /// The share that it asked for, permille.
     pub asked: u32,
     /// What the floors that programs ask for may be together; `None`: an admin asked for this one.
     allowed: Option<u32>,

@@ -93,9 +93,9 @@ struct Draining {
 
 /// What comes after a turn of the loop.
 enum Turn {
-    /// Another one, at once.
+    /// Take another turn at once.
     Busy,
-    /// Another one: nothing has come for a while.
+    /// Take another turn: nothing has come for a while.
     Waiting,
     /// Sleep, unless something has come.
     Idle,
@@ -108,7 +108,7 @@ struct Dispatch {
     /// In rising order of their ids.
     #[expect(clippy::vec_box, reason = "moved out whole when one leaves, and 3 KiB each")]
     clients: Vec<Box<DispatchClient>>,
-    /// Of each of them.
+    /// What is done for each client in a pass, at most.
     share: Share,
     control: ControlReceiver,
     notices: mpsc::Sender<Notice>,

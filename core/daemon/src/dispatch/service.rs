@@ -29,12 +29,11 @@ struct Stretch {
     look: (u64, u64),
 }
 
-/// What a look found.
+/// What one look at a service's units found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
     /// From now on units are others: marked requests, or marked tokens.
     pub begins_anew: bool,
-    /// Units that ended.
     pub ended: Option<EndedUnits>,
     /// The oldest unit under way, if it was not the oldest before, or one ended.
     pub began: Option<OpenUnit>,
@@ -129,7 +128,6 @@ impl Service {
         service
     }
 
-    /// Its objective now.
     pub fn objective(&self) -> Option<Objective> {
         self.objective
     }

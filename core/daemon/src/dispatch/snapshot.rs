@@ -276,7 +276,7 @@ pub struct Snapshot {
 /// dispatch thread pushes up to [`PIECE`] of them in one pass.
 struct Largest<T> {
     most: usize,
-    /// The least on top.
+    /// A min-heap: the smallest value is on top.
     heap: BinaryHeap<Reverse<T>>,
 }
 
@@ -310,7 +310,7 @@ pub struct Job {
     /// Those of them that are not read yet; once the table was looked through.
     left: Option<std::vec::IntoIter<KernelId>>,
     kernels: Vec<KernelNumbers>,
-    /// By rising ids.
+    /// In rising order of their ids.
     clients: Vec<ClientNumbers>,
     /// Those below this id have been read.
     next_client: u32,

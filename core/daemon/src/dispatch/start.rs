@@ -12,7 +12,6 @@ use tally_decision_log::Recorder;
 use tally_engine::EngineConfig;
 use tokio::sync::{mpsc, oneshot};
 
-/// How the loop behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Spin so long after the last activity.

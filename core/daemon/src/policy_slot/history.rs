@@ -84,7 +84,6 @@ impl<P> Default for History<P> {
 /// Why there is no going back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWayBack {
-    /// Nothing earlier would do.
     #[error(
         "there is no earlier policy that was not disabled: `tallyctl policy history` shows what \
          is kept, `tallyctl policy load` loads another"

@@ -66,7 +66,7 @@ impl Loads {
         }
     }
 
-    /// Wait until none runs.
+    /// Waits until no load runs.
     pub async fn idle(&self) {
         loop {
             let ended = self.ended.notified();
@@ -84,7 +84,6 @@ impl Loading<'_> {
         self.cancel.clone()
     }
 
-    /// What has stopped it.
     pub fn stopped(&self) -> Option<By> {
         if self.number == self.loads.number.get() { None } else { self.loads.by.get() }
     }

@@ -21,7 +21,6 @@ use tally_engine::profile::{Demand, KernelKey};
 use tally_ipc::layout::KERNEL_NAME_BYTES;
 use tally_rewriter::TransformRefusal;
 
-/// Version of the format.
 pub const VERSION: u64 = 1;
 /// Files of a folder that are read: a host has at most so many GPUs, or parts of them.
 pub const FILES_MAX: usize = 64;

@@ -162,12 +162,11 @@ impl Profiled {
         self.verdicts.get(&image)?.get(name).copied()
     }
 
-    /// Kernels with measured times.
     pub fn kernels(&self) -> impl ExactSizeIterator<Item = (&KernelKey, &Figures)> {
         self.kernels.iter()
     }
 
-    /// Verdicts: image, name, why.
+    /// Kernels that are not transformed: image, kernel name and reason.
     pub fn verdicts(&self) -> impl Iterator<Item = (u128, &str, TransformRefusal)> {
         self.verdicts.iter().flat_map(|(&image, names)| {
             names.iter().map(move |(name, &why)| (image, name.as_str(), why))

@@ -25,10 +25,9 @@ const NUMBERS_MAX: u32 = 10_000;
 /// How often what is buffered is passed on.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
-/// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// End after so long.
+    /// End after this time.
     pub for_ms: Option<u64>,
     /// End at this size; none: `log.bytes_max`.
     pub bytes_max: Option<u64>,
@@ -50,7 +49,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// The first reason stands.
+    /// Notes why the recording ended; the first reason is kept.
     fn end(&self, why: &str) {
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         reason.get_or_insert_with(|| why.into());

@@ -21,7 +21,7 @@ use tally_engine::policy::Policy;
 use tally_ipc::wait::now_ns;
 use tally_wasm_host::{Cancel, Compiled, ComponentFile, Limits, PolicyHost, Trust, WasmPolicy};
 
-/// Kernels and clients shown.
+/// Most kernels and clients that are shown.
 const TOP: usize = 10;
 /// Time of one of its calls by the clock, at least.
 const CALL_TIME_MS: u64 = 5_000;

@@ -149,7 +149,7 @@ impl Core {
         answer.get("ok").unwrap_or_else(|| panic!("{request} -> {answer}")).clone()
     }
 
-    /// Ask; the answer's error.
+    /// Makes a request that must fail; returns the error's code and message.
     pub fn refused(&self, request: Value) -> (String, String) {
         let answer = self.try_admin(&request).expect("the core answers");
         let word = |at: &str| answer.pointer(at).and_then(Value::as_str).map(str::to_owned);

@@ -13,7 +13,6 @@ const TOLD_AT_ONCE: usize = 4;
 /// Result of one [`Engine::progress_some`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Launches that have ended.
     pub ended: usize,
     /// No other launch of the stream has, as far as the word says, and none is about to be granted without an action:
     /// what was granted while too much waited for one pass may have ended before it is.
@@ -295,7 +294,7 @@ impl<P: Policy> Engine<P> {
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     waiting: u64,
-    /// As of `noted_ns`.
+    /// Total waiting time as of `noted_ns`.
     total_ns: u64,
     noted_ns: u64,
 }

@@ -14,7 +14,6 @@ pub struct EndedUnits {
     pub took_ns: u64,
 }
 
-/// A unit under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenUnit {
     /// When it began, as far as the caller knows, ns.

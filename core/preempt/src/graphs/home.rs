@@ -79,7 +79,7 @@ impl Home {
 /// What is not launched any more, and is to be destroyed.
 static RETIRED: Locked<Vec<(Arc<Home>, Vec<usize>)>> = Locked::new(Vec::new());
 
-/// An exec was made.
+/// Counts an exec that was made.
 pub(crate) fn made() {
     EXECS.fetch_add(1, Relaxed);
 }

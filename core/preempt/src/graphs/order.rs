@@ -82,7 +82,6 @@ impl Last {
     }
 }
 
-/// A stream was destroyed.
 pub fn stream_destroyed() {
     if super::has_copies() {
         DESTROYED.fetch_add(1, SeqCst);

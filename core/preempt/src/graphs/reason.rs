@@ -136,7 +136,7 @@ pub enum GraphState {
         /// Kernel nodes, those in child graphs included.
         kernel_nodes: u32,
     },
-    /// It is launched whole.
+    /// It is only launched whole, for this reason.
     Whole(Reason),
 }
 

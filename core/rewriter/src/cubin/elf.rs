@@ -132,7 +132,7 @@ struct Segment {
     align: u64,
 }
 
-/// A cubin in parts.
+/// A cubin, split into its sections and symbols.
 #[derive(Clone, Debug)]
 pub struct Cubin<'a> {
     /// Its architecture: 90 for `sm_90` and `sm_90a`.
@@ -141,7 +141,7 @@ pub struct Cubin<'a> {
     pub sections: Vec<Section<'a>>,
     /// In the order of the symbol table, which relocations index.
     pub symbols: Vec<Symbol<'a>>,
-    /// The symbol table's section.
+    /// Index of the section that holds the symbol table.
     pub symbol_table: usize,
     header: &'a [u8],
     segments: Vec<Segment>,

@@ -290,7 +290,6 @@ mod tests {
         super::uses(instruction, Template::of(90).unwrap())
     }
 
-    /// As `ptxas` writes them.
     #[test]
     fn reads_of_the_index_are_told() {
         let vector = 0x000e_2200_0000_2500_0000_0000_0002_7919;

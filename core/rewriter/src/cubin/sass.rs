@@ -5,7 +5,6 @@
 //! Nothing is decoded beyond that. Where a question cannot be answered exactly, the
 //! answer errs towards refusing a kernel.
 
-/// Bytes of an instruction.
 pub(super) const INSTRUCTION_BYTES: usize = 16;
 /// First bit of the scheduling fields.
 pub(super) const CONTROL_SHIFT: u32 = 105;

@@ -242,7 +242,7 @@ impl Core {
         Client { hello, region, core, doorbell, socket, next }
     }
 
-    /// Nobody listens any more.
+    /// Stops listening and removes the socket.
     pub fn stop(&mut self) {
         self.listener = None;
         std::fs::remove_file(self.dir.path().join("core.sock")).unwrap();

@@ -49,7 +49,7 @@ pub struct Governor {
 pub struct Line(Arc<Shared>);
 
 impl Line {
-    /// Or not any more.
+    /// Asks the program to yield, or withdraws that.
     pub fn ask(&self, asked: bool) {
         let line = &self.0.client.core.yielding;
         let word = line.word.load(SeqCst);

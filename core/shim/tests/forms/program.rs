@@ -208,7 +208,7 @@ impl Device {
         self.module = self.load(&kernels::all());
     }
 
-    /// The kernels once more.
+    /// Loads the kernels again.
     pub fn reload(&mut self) {
         self.module = self.load(&kernels::all());
     }
@@ -521,7 +521,7 @@ pub fn say(line: &str) {
     out.flush().unwrap();
 }
 
-/// What the test says.
+/// Reads what the test says, one line.
 pub fn hear() -> String {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).unwrap();

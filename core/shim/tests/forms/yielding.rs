@@ -19,7 +19,7 @@ pub fn impatient() -> Welcome {
     Welcome { rewrite: RewriteSettings { rescue_ms: 30, ..welcome().rewrite }, ..welcome() }
 }
 
-/// Like a random number.
+/// A linear congruential generator.
 struct Random(u64);
 
 impl Random {

@@ -42,7 +42,6 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) kind: Kind,
-    /// Context that owns it.
     pub(crate) context: u64,
     /// Unique in the process, as `CU_POINTER_ATTRIBUTE_BUFFER_ID` wants.
     pub(crate) id: u64,

@@ -85,7 +85,6 @@ impl Arbiter {
         Ok(Self { device, process, started, detached, sms, memory_bytes })
     }
 
-    /// SMs of the device.
     pub fn sms(&self) -> u32 {
         self.sms
     }

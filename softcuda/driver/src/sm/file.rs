@@ -25,13 +25,7 @@ pub struct Wish {
 pub enum AttachError {
     /// The file could not be made, opened or mapped.
     #[error("device file {path}: {what}: {source}")]
-    Io {
-        path: PathBuf,
-        /// The operation that failed.
-        what: &'static str,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, what: &'static str, source: io::Error },
     /// The file is not a device of this version.
     #[error("device file {path} is not usable ({why}); remove it, or set TALLY_SOFTCUDA_DEVICE")]
     Foreign {

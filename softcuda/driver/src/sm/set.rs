@@ -30,12 +30,10 @@ impl SmSet {
         self.0.get(sm as usize / 64).is_some_and(|word| word >> (sm % 64) & 1 != 0)
     }
 
-    /// How many there are.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

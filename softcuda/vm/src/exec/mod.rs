@@ -56,7 +56,6 @@ pub struct BlockLaunch<'a> {
     pub sm_count: u32,
 }
 
-/// What a block did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockStats {
     /// Instructions, each counted once for every active thread.

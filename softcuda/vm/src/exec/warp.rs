@@ -30,7 +30,7 @@ pub(crate) enum State {
     Barrier(u8),
 }
 
-/// Lanes at one place.
+/// Lanes of a warp that are at the same instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frag {
     pub pc: u32,

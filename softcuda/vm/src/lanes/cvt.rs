@@ -51,7 +51,7 @@ const SRC: u32 = 16;
 /// log2 of the destination register's bits, less 3.
 const REG: u32 = 20;
 
-/// The modifiers of [`convert`].
+/// Packs the modifiers of [`convert`].
 pub(crate) fn pack(dst: Num, src: Num, reg_bits: u32, integral: bool, rest: u32) -> u32 {
     rest | dst.code() << DST
         | src.code() << SRC

@@ -144,7 +144,6 @@ macro_rules! wide32 {
     };
 }
 
-/// f32 operations by opcode.
 pub(crate) fn f32_by_name(name: &str) -> Option<LaneFn> {
     Some(match name {
         "add" => |m, a, b, _| {
@@ -237,7 +236,6 @@ pub(crate) fn pick(m: u32, x: f64, y: f64, max: bool) -> f64 {
     if x_less == max { y } else { x }
 }
 
-/// f64 operations by opcode.
 pub(crate) fn f64_by_name(name: &str) -> Option<LaneFn> {
     Some(match name {
         "add" => |m, a, b, _| add64(m, get64(a), get64(b)),

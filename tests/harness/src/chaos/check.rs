@@ -32,7 +32,6 @@ impl Expected {
 /// What a program has shown so far.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
-    /// Rounds that were complete.
     pub complete: u64,
     /// Launches in the complete rounds.
     pub launched: u64,

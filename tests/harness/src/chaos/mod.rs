@@ -25,11 +25,10 @@ use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Faults to be made.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub faults: usize,
-    /// What they follow from.
+    /// Seed of the random faults.
     pub seed: u64,
     /// Worlds at the same time, each with a part of the faults.
     pub worlds: usize,
@@ -40,7 +39,7 @@ pub struct Options {
 /// What was done and seen.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Faults made, as [`Kind::ALL`].
+    /// Faults made, in the order of [`Kind::ALL`].
     pub faults: [u64; Kind::ALL.len()],
     /// Times that everything was checked.
     pub checks: u64,
@@ -104,7 +103,6 @@ impl std::ops::AddAssign for Outcome {
 }
 
 impl Outcome {
-    /// Faults of all kinds.
     pub fn total(&self) -> u64 {
         self.faults.iter().sum()
     }

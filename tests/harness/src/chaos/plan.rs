@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// What can be wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// SIGKILL; the party is started again.

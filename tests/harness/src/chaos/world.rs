@@ -462,7 +462,7 @@ impl<'a> World<'a> {
         text + &self.core.quote() + "\n" + &self.process(suspect).quote()
     }
 
-    /// Everybody ends as asked.
+    /// Waits until all programs have ended, and checks how.
     fn end(mut self) -> Result<Outcome> {
         for n in 0..PROGRAMS {
             let ended = self.programs[n].process.wait(self.patience);

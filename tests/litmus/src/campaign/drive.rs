@@ -14,7 +14,6 @@ use tally_harness::{Process, Scene};
 /// How much longer than a program may take a process may be silent: it starts in between.
 const SILENCE: Duration = Duration::from_secs(40);
 
-/// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It ended and left these words.

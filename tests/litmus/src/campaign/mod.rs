@@ -100,7 +100,7 @@ pub fn run(artefacts: &Artefacts, plan: &Plan) -> Result<Report> {
     Ok(Report { bare: bare.row, rows, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// How programs ended bare.
+/// How programs ended without Tally.
 struct Bare {
     row: Row,
     /// Which programs ended as they must.

@@ -16,7 +16,6 @@ pub struct Finding {
     /// `hang`, `values`, `failure` or `core`; `bare too` if it is no fault of Tally's.
     pub kind: &'static str,
     pub what: String,
-    /// The program as text.
     pub text: String,
 }
 

@@ -14,7 +14,6 @@ pub enum Sharing {
 /// A way to run programs as clients of a core.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What it is called.
     pub name: &'static str,
     /// The policy: of `policies/`, or of `tests/policies/`.
     pub policy: &'static str,

@@ -106,7 +106,6 @@ impl Maker {
         timeline
     }
 
-    /// Kernels of many blocks.
     pub(super) fn many_blocks(&mut self) -> Timeline {
         let place = self.place();
         let context = self.context_of(place);

@@ -66,7 +66,7 @@ pub struct Item {
     pub key: Option<Key>,
     pub leaves: Leaves,
     pub effects: Vec<Effect>,
-    /// What it waits for.
+    /// The word and the value that it waits for.
     pub needs: Option<(Word, u32)>,
     pub spinning: u32,
     /// Of a launch of an exec, or a node of one: the exec, and the launch's item.

@@ -22,7 +22,6 @@ pub struct Settings {
     pub shared: Option<PathBuf>,
     /// Percent of the loops that programs ask for.
     pub work_percent: u32,
-    /// A folder for files.
     pub folder: PathBuf,
 }
 

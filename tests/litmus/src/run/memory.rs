@@ -186,7 +186,6 @@ pub fn address(host: &HostMemory, word: Word, of: impl Fn(usize) -> Option<u64>)
 pub struct Slot(std::sync::atomic::AtomicUsize);
 
 impl Slot {
-    /// What is in it.
     pub fn get(&self) -> Handle {
         self.0.load(SeqCst)
     }

@@ -50,7 +50,6 @@ struct Context {
     spare: Mutex<Vec<u64>>,
 }
 
-/// A program that runs.
 pub struct Run {
     machine: &'static Machine,
     program: &'static Program,

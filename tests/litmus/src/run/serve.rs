@@ -21,7 +21,7 @@ const THREADS_MAX: usize = 64;
 /// Where processes of a pair count who has come, in the last flags.
 const MEETINGS: usize = 3;
 
-/// What the process says.
+/// A line that the process prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {

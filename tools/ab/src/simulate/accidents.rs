@@ -20,7 +20,7 @@ pub struct Accidents {
     /// As on the command line; the limit of an absolute one is of each test.
     pub guard: String,
     pub tests: u32,
-    /// Share that was breached.
+    /// Share of the tests in which the guard was breached.
     pub breached: f64,
     /// Share that was breached though nothing said before that it would be.
     pub untold: f64,

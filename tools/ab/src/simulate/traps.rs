@@ -171,7 +171,6 @@ impl Service {
         }
     }
 
-    /// Go on until then.
     fn run(&mut self, until_ns: u64, sample: &mut Sample) {
         let frozen_ns = self.frozen_until().min(until_ns);
         let threads = self.clients.len() as f64;

@@ -12,7 +12,7 @@ use tally_decision_log::player::Parts;
 use tally_decision_log::{About, Comparison, Player};
 use tally_engine::policy::Policy;
 
-/// Kernels and clients shown.
+/// Most kernels and clients that are shown.
 const TOP: usize = 10;
 
 /// Shown at the end of `--help`.

@@ -87,7 +87,6 @@ fn public_file(private: &Path) -> PathBuf {
     name.into()
 }
 
-/// Make a key pair.
 pub fn keygen(args: &KeygenArgs) -> Result<(), CtlError> {
     let public_file = public_file(&args.out);
     // Before the private one is made: a pair is whole or not there.

@@ -6,7 +6,7 @@ use tally_engine::policy::{Answer, Context, Event, Fault, Launch, Policy, Subscr
 
 /// A policy that can say which one it is.
 pub trait Described {
-    /// Everything but the generation.
+    /// Describes the policy, except for its generation.
     fn about(&self) -> About;
 }
 
@@ -26,7 +26,6 @@ impl<P: Policy + Described> Recorded<P> {
         Recorded { policy, generation, recorder }
     }
 
-    /// Which policy it is.
     pub fn about(&self) -> About {
         About { generation: self.generation, ..self.policy.about() }
     }

@@ -40,7 +40,7 @@ impl Window {
 }
 
 impl<'a> Sim<'a> {
-    /// Of each best-effort program.
+    /// Progress of each best-effort program.
     pub(super) fn progress(&self) -> Vec<Progress> {
         let of = |(lane, program): (usize, &super::Program<'_>)| {
             let ns = program.host.progress_ns(program.trace);

@@ -14,7 +14,6 @@ use tally_engine::policy::{Objective, UnitProfile};
 pub struct Service<'a> {
     /// What it runs for each request.
     pub trace: &'a Trace,
-    /// When requests arrive.
     pub arrivals: &'a Arrivals,
     /// Its objective for requests.
     pub slo: Option<Objective>,

@@ -25,7 +25,7 @@ pub(super) struct Call {
     pub waited_ns: Option<i64>,
 }
 
-/// What a file says.
+/// Contents of a trace file.
 pub(super) struct Text {
     pub rows: Vec<Row>,
     /// What the program takes without a profiler: `[plain, under MPS]`.

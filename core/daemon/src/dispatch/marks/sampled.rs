@@ -11,7 +11,7 @@ use tally_contract::limits::PASS_MARKS_CLIENT_MAX;
 pub(super) struct Tokens {
     /// When the first of them began, ns.
     began_ns: u64,
-    /// What each took, ns.
+    /// What each of them took, ns.
     ns: u64,
     count: u32,
     queue_known: bool,
@@ -45,7 +45,7 @@ impl Sampled {
         self.tokens.clear();
     }
 
-    /// A marked token ended.
+    /// Adds a marked token that ended.
     pub fn token(&mut self, unit: &Unit, limit_ns: Option<u64>) {
         let Open { came_ns: began_ns, queue_known, .. } = unit.open;
         self.tokens.push(Tokens { began_ns, ns: unit.ns, count: 1, queue_known, limit_ns });
