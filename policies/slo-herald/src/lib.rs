@@ -57,11 +57,11 @@
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
 mod limit;
-mod load;
 mod service;
 mod settings;
 mod share;
 mod space;
+mod verdict;
 mod worth;
 
 use limit::{can_limit, exceeds, on_sms};
@@ -210,8 +210,9 @@ impl Herald {
         let idle_ns = if launch.high_active() { 0 } else { launch.high_idle_ns };
         let wait_ns = GAP_NS.saturating_sub(idle_ns);
         let mut within = false;
-        let beside = self.beside(launch, cost_ns).filter(|_| wait_ns > 0);
-        let width = self.width();
+        let width = self.width(launch.now_ns);
+        let least = |sms: u32| width.map_or(sms, |width| sms.min(width));
+        let beside = self.beside(launch, cost_ns).filter(|_| wait_ns > 0).map(least);
         let on_width = width.filter(|sms| beside.is_none() && can_limit(launch, *sms));
         // On some of the SMs it takes no more of a unit than those.
         let of_all = |sms: u32| scaled(cost_ns, sms.into(), launch.sm_count.max(1).into());
@@ -259,7 +260,7 @@ impl Herald {
                 service.share.limited();
             }
             self.counters.add(BESIDE, 1);
-            let is_alone = self.shares.lease(1) > 0;
+            let is_alone = self.shares.lease(1) > 0 && width.is_none();
             let on_width = is_alone && !is_due && self.client_width.beside(launch.client, sms);
             return on_sms(launch, sms, on_width).because(Reason::Beside);
         }
@@ -299,7 +300,8 @@ impl Herald {
         }
         self.leases.starts(launch.client, launch.predicted_ns);
         let bears = |one: &Service| {
-            let at_any_time_ns = one.allowance_ns().filter(|_| one.share.limit().is_none())?;
+            let at_any_time_ns =
+                one.allowance_whole_ns().filter(|_| one.share.limit().is_none())?;
             Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
         };
         let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
@@ -489,7 +491,7 @@ impl Herald {
     /// least cost, as in `tally-priority`.
     fn form(&mut self, launch: &Launch) -> Decision {
         let bearable_ns =
-            self.services.iter().map(|service| service.allowance_ns().unwrap_or(0)).min();
+            self.services.iter().map(|service| service.allowance_whole_ns().unwrap_or(0)).min();
         if launch.predicted_ns <= bearable_ns.unwrap_or(0) {
             return Decision::Run(0);
         }
@@ -513,7 +515,9 @@ impl Herald {
 
     /// What a service can spare is another amount.
     fn changed(&mut self) {
-        self.strict.set(self.services.iter().filter(|one| one.is_strict()).count() as i64);
+        let strict = self.services.iter().filter(|one| one.is_strict()).count();
+        self.strict.set(strict as i64);
+        self.services.iter_mut().for_each(|one| one.share.withhold(strict > 0));
         let spared = self.services.iter().filter_map(|one| one.share.limit()).min();
         self.spared_sms.set(spared.unwrap_or(0).into());
         self.change_terms();

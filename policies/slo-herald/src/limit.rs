@@ -5,10 +5,10 @@ use crate::service::Service;
 use tally_sdk::{Decision, Launch, UNKNOWN};
 
 impl Herald {
-    /// SMs on which best effort always runs, unless a service must be served strictly: what yields is over sooner then.
-    pub(crate) fn width(&self) -> Option<u32> {
-        let is_strict = self.services.iter().any(Service::is_strict);
-        self.services.iter().filter_map(|one| one.share.width()).min().filter(|_| !is_strict)
+    /// SMs on which best effort always runs beside services that are used.
+    pub(crate) fn width(&self, now_ns: u64) -> Option<u32> {
+        let used = self.services.iter().filter(|one| !one.is_idle(now_ns));
+        used.filter_map(|one| one.share.width()).min()
     }
 
     /// SMs for a launch on which each open unit can bear it for as long as it takes.

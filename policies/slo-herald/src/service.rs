@@ -1,9 +1,14 @@
 //! One service: what its units take when best effort is held back, and how much best-effort time it can bear.
 
-use crate::load::Load;
-use crate::share::{REVIEW_NS, REVIEW_UNITS, REVIEW_UNITS_MIN, Share, Verdict};
+use crate::share::{REVIEW_NS, REVIEW_UNITS, REVIEW_UNITS_MIN, Share};
+use crate::verdict::Verdict;
+use load::{
+    BUSY_PERMILLE_FAR, BUSY_PERMILLE_MAX, BUSY_PERMILLE_RAISE_MAX, BUSY_PERMILLE_STRICT, Load,
+};
 use std::collections::VecDeque;
 use tally_sdk::{ClientId, NEVER, host};
+
+mod load;
 
 /// Units measured alone that are remembered.
 const ALONE_UNITS: usize = 64;
@@ -20,25 +25,8 @@ const OFF_UNITS: u32 = 2;
 const OFF_PERCENT: u64 = 20;
 /// Units by which attainment is judged. Before there are so many the others count as kept.
 const JUDGED_UNITS: usize = 200;
-/// A service that is busy more than this, in thousandths, bears less: longer units make others queue.
-const BUSY_PERMILLE_MAX: u64 = 800;
-/// As busy as this it bears far less.
-const BUSY_PERMILLE_FAR: u64 = 875;
-/// As busy as this it bears no more than it does.
-const BUSY_PERMILLE_RAISE_MAX: u64 = 720;
-/// As busy as this it bears nothing.
-const BUSY_PERMILLE_STRICT: u64 = 950;
-/// How busy it is counts only if best effort lengthens its units by more than this, in thousandths, and by more than a
-/// quarter of the idle time that is left: else holding best effort back would make it hardly less busy.
-const INFLATION_PERMILLE: [u64; 2] = [10, 50];
 /// A service whose tokens have an objective makes none if so many units were others.
 const TOKEN_UNITS: u32 = 64;
-/// Stretch over which that is measured, at least, ns, and units; it ends at the latest after [`BUSY_STRETCH_NS_MAX`].
-const BUSY_STRETCH_NS: u64 = 1_000_000_000;
-const BUSY_UNITS: u64 = 16;
-const BUSY_STRETCH_NS_MAX: u64 = 10_000_000_000;
-/// Most stretches for which a service that is busy alone is served strictly before it is tried again.
-const RETRY_STRETCHES_MAX: u32 = 64;
 /// A program whose CPU runs ahead of the GPU is stopped by a window that is shorter than its step: it may be longer, at
 /// most one part in so many of what a unit can spare.
 const SPARE_PER_WINDOW: u64 = 16;
@@ -47,6 +35,10 @@ const PERCENTILE_DEFAULT: f64 = 99.0;
 /// causes. As many are saved up at most.
 const TOLERATED_PART: f64 = 0.75;
 const TOLERATED_MAX: f64 = 1.0;
+
+/// A service without a unit for so long, and for so many times as long as its units are apart, is not used.
+const IDLE_NS: u64 = 1_000_000_000;
+const IDLE_TIMES: u64 = 16;
 
 /// What came of units that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -262,6 +254,18 @@ impl Service {
         true
     }
 
+    /// Time for which it is not used.
+    fn idle_ns(&self, now_ns: u64) -> u64 {
+        let Some(ended_ns) = self.ended_ns.filter(|_| self.open.is_none()) else { return 0 };
+        let used_ns = IDLE_NS.max(self.share.apart_ns().saturating_mul(IDLE_TIMES));
+        now_ns.saturating_sub(ended_ns).saturating_sub(used_ns)
+    }
+
+    /// It has had no unit for long.
+    pub fn is_idle(&self, now_ns: u64) -> bool {
+        self.idle_ns(now_ns) > 0
+    }
+
     /// Units that ended.
     pub fn units(&self) -> u64 {
         self.units
@@ -303,6 +307,12 @@ impl Service {
             return None;
         }
         Some(self.spare_ns().saturating_mul(self.share.rate()) / 1_000)
+    }
+
+    /// The same of launches that take all SMs.
+    pub fn allowance_whole_ns(&self) -> Option<u64> {
+        let allowance_ns = self.allowance_ns()?;
+        Some(allowance_ns.min(self.spare_ns().saturating_mul(self.share.rate_whole()) / 1_000))
     }
 
     /// What its objective leaves of a unit.
@@ -356,6 +366,10 @@ impl Service {
 
     /// A unit began; what it can bear. One that is old already can bear less, as can one that was open beside the last.
     pub fn began(&mut self, now_ns: u64, since_ns: u64, deadline_ns: u64) -> u64 {
+        let idle_ns = self.idle_ns(now_ns);
+        if idle_ns > 0 {
+            self.share.paused(now_ns, idle_ns);
+        }
         let is_timed = deadline_ns != NEVER;
         let longest_ns = if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER };
         let other = !self.is_served(longest_ns);
@@ -416,7 +430,11 @@ impl Service {
             if open.is_some_and(|open| !open.beside) {
                 changed |= self.foretold(took_ns);
             }
-            self.measured_alone(took_ns);
+            // Beside what has SMs always none is alone.
+            let is_shared = open.is_some_and(|open| open.beside) && self.share.width().is_some();
+            if !is_shared || self.alone_ns.len() < ALONE_UNITS_MIN {
+                self.measured_alone(took_ns);
+            }
             let is_known = self.alone_ns.len() >= ALONE_UNITS_MIN;
             changed |= self.alone_ns.len() == ALONE_UNITS_MIN;
             self.is_off &= !is_known;
@@ -539,57 +557,5 @@ impl Service {
             self.tolerated = TOLERATED_MAX;
         }
         std::mem::replace(&mut self.misses, misses) != misses
-    }
-
-    /// How busy it is. True if that makes it strict, or ends that.
-    fn judge_load(&mut self, now_ns: u64) -> bool {
-        let Some(from_ns) = self.busy_from_ns else { return false };
-        let stretch_ns = now_ns.saturating_sub(from_ns);
-        let is_enough = self.stretch_units >= BUSY_UNITS || stretch_ns >= BUSY_STRETCH_NS_MAX;
-        if stretch_ns < BUSY_STRETCH_NS || !is_enough {
-            return false;
-        }
-        // What was idle for long says nothing of the load that comes.
-        let is_idle = self.stretch_units < BUSY_UNITS && self.busy_ns < stretch_ns / 2;
-        let was_strict = self.is_strict();
-        // Served strictly it is to be seen whether it is as busy alone, by as few units as that takes.
-        let of_few = if was_strict { u64::MAX } else { BUSY_PERMILLE_MAX };
-        let busy_permille = self.load.add(self.stretch_units, self.busy_ns, stretch_ns, of_few);
-        if is_idle {
-            self.load.begin_anew();
-        }
-        let [least, most] = INFLATION_PERMILLE;
-        let tolerated = (1_000u64.saturating_sub(busy_permille) / 4).clamp(least, most);
-        if self.beside_units > 0 {
-            let alone_ns = u128::from(self.alone_mean_ns) * u128::from(self.beside_units);
-            let most_ns = alone_ns * u128::from(1_000 + tolerated) / 1_000;
-            self.inflates = u128::from(self.beside_ns) > most_ns;
-            if !self.inflates {
-                self.retry_after = 1;
-            } else if busy_permille > BUSY_PERMILLE_STRICT {
-                self.retry_after = (self.retry_after * 2).min(RETRY_STRETCHES_MAX);
-            }
-            self.retry_in = self.retry_after;
-        } else if busy_permille > BUSY_PERMILLE_RAISE_MAX {
-            // Alone it is as busy. A later stretch tells again whether best effort adds to that.
-            self.retry_in = self.retry_in.saturating_sub(1);
-            self.inflates = self.retry_in > 0;
-        } else {
-            self.inflates = false;
-        }
-        // A server that batches what waits makes tokens all the time, and more at once if more waits.
-        let counts = self.inflates && !self.of_tokens;
-        self.busy_permille = if counts { busy_permille } else { 0 };
-        (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
-        (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);
-        if self.is_strict() && !was_strict {
-            self.share.halve(false);
-            self.new_review();
-            self.tolerated = self.tolerated.max(0.0);
-        }
-        if self.is_strict() != was_strict {
-            self.load.begin_anew();
-        }
-        self.is_strict() != was_strict
     }
 }

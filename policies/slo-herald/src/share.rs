@@ -10,6 +10,7 @@
 //! where no launch can be limited or is that small; and a width is for a best-effort client that is alone.
 
 use crate::space::{Space, Span};
+use crate::verdict::{Verdict, growth_percent};
 use crate::worth::{Pace, Tally, Worth};
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`] or of which too many were late.
@@ -32,6 +33,11 @@ const MEASURED_REVIEWS: u32 = 6;
 const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
 /// The same where a trial may have failed because nothing had run on these SMs before.
 const SOON_REVIEWS: u32 = 32;
+/// Reviews after which a way that is tried is left, settled or not, if it lets in less than so much of the best, percent.
+const GLIMPSE_REVIEWS: u32 = 6;
+const GLIMPSE_PERCENT: u64 = 70;
+/// On a width: as often strict since it was measured, it is given up.
+const LATE_TIMES_MAX: u32 = 3;
 /// Another way is taken if it lets in so much more, percent.
 const BETTER_PERCENT: u64 = 103;
 /// Time holds something back if it does so in more than one unit in so many.
@@ -48,23 +54,6 @@ pub enum Way {
 /// In the order in which they are tried first.
 const WAYS: [Way; 3] = [Way::Time, Way::Width, Way::Space];
 
-/// What the units of a review say of the level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// All units were early: the longest took so much of the objective, percent, and alone they take so much.
-    Raise {
-        longest: u64,
-        alone: u64,
-    },
-    Keep,
-    /// A little: the service is too busy.
-    Ease,
-    /// Far less: it is far too busy.
-    FarTooBusy,
-    /// Too many units were late.
-    Late,
-}
-
 /// How much best-effort work an open unit of a service bears, as learned so far.
 #[derive(Debug)]
 pub struct Share {
@@ -76,6 +65,8 @@ pub struct Share {
     width: Space,
     /// There is one best-effort client, which can have a width.
     is_alone: bool,
+    /// A service must be served strictly: nothing is on the width.
+    withheld: bool,
     /// More time than some rate was too much.
     found_limit: bool,
     /// Best-effort work that each way lets in.
@@ -90,9 +81,12 @@ pub struct Share {
     last_tried: Way,
     /// This way is tried.
     is_trial: bool,
-    /// What was let in since then.
+    /// What was let in since then, and since the first review of a trial.
     tally: Tally,
     since_ns: u64,
+    trial: Tally,
+    trial_from_ns: u64,
+    trial_reviews: u32,
     /// Units meanwhile that were not measured alone, and those of them in which a launch was held for want of time.
     units: u64,
     short_units: u64,
@@ -105,8 +99,8 @@ pub struct Share {
     /// open.
     limited: u64,
     within: u64,
-    /// Too many units were late since this way was taken.
-    was_late: bool,
+    /// How often too many units were late since this way was taken, or was measured last.
+    late_times: u32,
     /// Reviews in a row that changed nothing.
     kept: u32,
     /// It was measured in the last review.
@@ -123,6 +117,7 @@ impl Share {
             space: Space::new(Span::Units, sm_count, widths),
             width: Space::new(Span::Always, sm_count, widths),
             is_alone: false,
+            withheld: false,
             found_limit: false,
             worth: [Worth::UNKNOWN; 3],
             pace: Pace::default(),
@@ -134,6 +129,9 @@ impl Share {
             is_trial: false,
             tally: Tally::default(),
             since_ns: 0,
+            trial: Tally::default(),
+            trial_from_ns: 0,
+            trial_reviews: 0,
             units: 0,
             short_units: 0,
             arrived: 0,
@@ -141,7 +139,7 @@ impl Share {
             is_short: false,
             limited: 0,
             within: 0,
-            was_late: false,
+            late_times: 0,
             kept: 0,
             is_measured: false,
         }
@@ -152,8 +150,9 @@ impl Share {
         self.space.forget();
         self.width.forget();
         let nowhere = Share::new(self.sm_count, &[]);
-        let Share { space, width, is_alone, pace, .. } = std::mem::replace(self, nowhere);
-        (self.space, self.width, self.is_alone, self.pace) = (space, width, is_alone, pace);
+        let Share { space, width, is_alone, withheld, pace, .. } = std::mem::replace(self, nowhere);
+        (self.space, self.width, self.pace) = (space, width, pace);
+        (self.is_alone, self.withheld) = (is_alone, withheld);
     }
 
     /// The levels and what was found of them, as numbers.
@@ -224,6 +223,20 @@ impl Share {
         }
     }
 
+    /// Whether nothing may be on the width, because a service must be served strictly: what yields is over sooner.
+    pub fn withhold(&mut self, withheld: bool) {
+        self.withheld = withheld;
+    }
+
+    /// So much time without units is over: at the rate of units before it, a service that is not used.
+    pub fn paused(&mut self, now_ns: u64, ns: u64) {
+        self.reviewed_ns = self.reviewed_ns.saturating_add(ns).min(now_ns);
+        self.trial_from_ns = self.trial_from_ns.saturating_add(ns).min(now_ns);
+        if self.measured > 0 {
+            self.measure(now_ns);
+        }
+    }
+
     fn must_be_there(&mut self) {
         if !self.space.is_there() {
             self.way = Way::Time;
@@ -245,7 +258,16 @@ impl Share {
             Way::Time => self.rate,
             // For what cannot be limited.
             Way::Space => self.space.rate(),
+            Way::Width if self.withheld => self.rate_whole(),
             Way::Width => self.width.rate(),
+        }
+    }
+
+    /// The same for what is not on a width, and takes all SMs.
+    pub fn rate_whole(&self) -> u64 {
+        match self.way {
+            Way::Width => self.width.rate().min(self.rate),
+            _ => self.rate(),
         }
     }
 
@@ -256,7 +278,7 @@ impl Share {
 
     /// SMs on which best effort always runs; `None` in the other ways.
     pub fn width(&self) -> Option<u32> {
-        (self.way == Way::Width).then(|| self.width.sms())
+        (self.way == Way::Width && !self.withheld).then(|| self.width.sms())
     }
 
     /// SMs on which best effort runs, always or while a unit is open.
@@ -266,17 +288,16 @@ impl Share {
 
     /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
     pub fn let_in(&mut self, predicted_ns: u64, within: bool) {
-        let Tally { within_ns, between_ns, .. } = &mut self.tally;
-        let work_ns = if within { within_ns } else { between_ns };
-        *work_ns = work_ns.saturating_add(predicted_ns);
+        self.tally.let_in(predicted_ns, within);
+        self.trial.let_in(predicted_ns, within);
         self.within += u64::from(within);
     }
 
     /// Units ended, of which the service was busy with one for so long.
     pub fn busy(&mut self, units: u64, busy_ns: u64) {
         self.arrived = self.arrived.saturating_add(units);
-        self.tally.units = self.tally.units.saturating_add(units);
-        self.tally.busy_ns = self.tally.busy_ns.saturating_add(busy_ns);
+        self.tally.busy(units, busy_ns);
+        self.trial.busy(units, busy_ns);
     }
 
     /// A unit ended that was not measured alone. `short`: a launch was held for want of time.
@@ -315,14 +336,17 @@ impl Share {
             space.narrow();
             return;
         }
-        if space.is_time_first() {
-            if !space.halve() {
+        let is_time_first = space.is_time_first();
+        let may_be_new = is_late && space.is_new() && !space.is_proven();
+        self.late_times += 1;
+        if is_time_first {
+            let is_halved = self.spot().is_some_and(Space::halve);
+            if self.late_times >= LATE_TIMES_MAX || !is_halved {
                 self.give_up();
             }
             return;
         }
-        let may_be_new = is_late && space.is_new() && !space.is_proven();
-        let is_again = std::mem::replace(&mut self.was_late, true);
+        let is_again = self.late_times > 1;
         if may_be_new && !is_again {
             // They may be late for that, once.
             return self.put_off();
@@ -356,7 +380,11 @@ impl Share {
         self.reviews += 1;
         self.compared += 1;
         let has_work = self.within > 0 || self.short_units > 0;
-        if self.way != Way::Time && self.limited == 0 && has_work {
+        let is_lost = self.is_trial && self.has_lost(now_ns);
+        if is_lost {
+            self.end_trial(false);
+            self.take(self.best_other());
+        } else if self.way != Way::Time && self.limited == 0 && has_work {
             self.give_up();
         } else {
             self.compare(now_ns);
@@ -388,10 +416,9 @@ impl Share {
             let found_limit = self.found_limit;
             let is_settled = self.spot().map_or(found_limit, |space| space.is_settled())
                 || self.kept >= KEPT_REVIEWS;
-            if !is_settled && self.reviews < settle_reviews {
-                return;
+            if is_settled || self.reviews >= settle_reviews {
+                self.measure(now_ns);
             }
-            self.measure(now_ns);
             return;
         }
         self.measured += 1;
@@ -399,13 +426,16 @@ impl Share {
             return;
         }
         let worth = Worth::measured(self.tally, now_ns.saturating_sub(self.since_ns));
-        let permille = worth.permille(self.pace);
-        let is_kept = self.spot().is_none_or(|space| space.measured(permille));
+        let pace = self.pace;
+        let is_kept = self.spot().is_none_or(|space| space.measured(worth, pace));
         if is_kept {
             // A trial of more SMs that is over says nothing of those before.
             self.worth[self.way as usize] = worth;
         }
         self.is_measured = true;
+        if self.way == Way::Width {
+            self.late_times = 0;
+        }
         let mine = self.permille(self.way);
         let best = self.best_other();
         let is_worse = self.permille(best) * 100 > mine * BETTER_PERCENT;
@@ -436,6 +466,24 @@ impl Share {
         (self.is_trial, self.last_tried) = (true, trial);
     }
 
+    /// Whether a way that is tried lets in far less than the best, settled or not.
+    fn has_lost(&mut self, now_ns: u64) -> bool {
+        self.trial_reviews += 1;
+        if self.trial_reviews == 1 {
+            (self.trial, self.trial_from_ns) = (Tally::default(), now_ns);
+        }
+        if self.trial_reviews <= GLIMPSE_REVIEWS {
+            return false;
+        }
+        let worth = Worth::measured(self.trial, now_ns.saturating_sub(self.trial_from_ns));
+        let best = self.permille(self.best_other());
+        let is_lost = worth.permille(self.pace) * 100 < best * GLIMPSE_PERCENT;
+        if is_lost {
+            self.worth[self.way as usize] = worth;
+        }
+        is_lost
+    }
+
     fn end_trial(&mut self, is_won: bool) {
         let [first, last] = TRIAL_REVIEWS;
         let after = (self.trial_after * 2).clamp(first, last);
@@ -458,6 +506,11 @@ impl Share {
     /// Rate, SMs and width of the three ways.
     pub fn levels(&self) -> (u64, u32, u32) {
         (self.rate, self.space.sms(), self.width.sms())
+    }
+
+    /// Mean time from one unit to the next; 0 if it is not known.
+    pub fn apart_ns(&self) -> u64 {
+        self.pace.apart_ns()
     }
 
     /// Ways that could be taken.
@@ -483,6 +536,8 @@ impl Share {
 
     /// The way taken is of no use before the next trial, which comes soon.
     fn put_off(&mut self) {
+        // What is tried next is this.
+        self.last_tried = Way::Width;
         self.leave();
         (self.trial_after, self.is_trial) = (SOON_REVIEWS, false);
     }
@@ -509,23 +564,10 @@ impl Share {
 
     fn take(&mut self, way: Way) {
         let rate = self.rate;
-        (self.way, self.reviews, self.measured) = (way, 0, 0);
-        (self.limited, self.within, self.was_late, self.kept) = (0, 0, false, 0);
+        (self.way, self.reviews, self.measured, self.trial_reviews) = (way, 0, 0, 0);
+        (self.limited, self.within, self.late_times, self.kept) = (0, 0, 0, 0);
         if let Some(space) = self.spot() {
             space.begin(rate);
         }
-    }
-}
-
-/// How much more time units may bear that all were early, percent: the longest took so much of the objective, and alone
-/// they take so much. What best effort adds to a unit may grow by so much and still fit.
-pub fn growth_percent(longest: u64, alone: u64, found_limit: bool) -> u64 {
-    let used = longest.saturating_sub(alone) * 100 / 100u64.saturating_sub(alone).max(1);
-    match (found_limit, used) {
-        (false, ..30) => 200,
-        (false, 30..50) => 150,
-        (true, 50..) => 105,
-        (true, 25..50) => 110,
-        _ => 125,
     }
 }

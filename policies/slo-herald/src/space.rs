@@ -6,7 +6,8 @@
 //! so it stays only if more work was let in and too few units were late to tell. Else it is tried again after so many
 //! reviews, then after twice as many, and so on. Time is taken before SMs.
 
-use crate::share::{Verdict, growth_percent};
+use crate::verdict::{Verdict, growth_percent};
+use crate::worth::{Pace, Worth};
 
 /// Time in thousandths of what a unit can spare, for what cannot be limited, or for everything.
 const RATE_MIN: u64 = 100;
@@ -34,8 +35,8 @@ const BETTER_PERCENT: u64 = 103;
 #[derive(Clone, Copy, Debug)]
 struct Width {
     sms: u32,
-    /// Best-effort work let in, in thousandths of the time, when it was last measured; 0: it was not.
-    worth_permille: u64,
+    /// Best-effort work let in, when it was last measured.
+    worth: Worth,
     /// Reviews until it may be tried, and after the next trial that fails.
     wait: u32,
     wait_next: u32,
@@ -43,7 +44,7 @@ struct Width {
 
 impl Width {
     fn new(sms: u32) -> Self {
-        Width { sms, worth_permille: 0, wait: 0, wait_next: RETRY_REVIEWS_MIN }
+        Width { sms, worth: Worth::UNKNOWN, wait: 0, wait_next: RETRY_REVIEWS_MIN }
     }
 }
 
@@ -91,7 +92,7 @@ impl Space {
             sm_count,
             widths,
             at: 0,
-            rate: RATE_START,
+            rate: 0,
             used: 0,
             reviews: 0,
             trial_from: None,
@@ -100,6 +101,7 @@ impl Space {
             found_limit: false,
             is_measured: false,
         };
+        space.rate = space.rate_start();
         space.start_over();
         space
     }
@@ -112,7 +114,7 @@ impl Space {
 
     /// Goes on from what was saved on a GPU of so many SMs. As long as none is known, it is taken to be that.
     pub fn remember(self, sm_count: u32, sms: u32, rate: u64, used: u64) -> Self {
-        let rate = rate.clamp(RATE_MIN, self.rate_max());
+        let rate = rate.clamp(self.rate_min(), self.rate_max());
         if self.sm_count == 0 && (1..sm_count).contains(&sms) {
             let widths = vec![Width::new(sms)];
             return Space { sm_count, widths, at: 0, rate, used, ..self };
@@ -154,7 +156,7 @@ impl Space {
 
     /// It is to be used from now on; best effort has had so much time in a unit.
     pub fn begin(&mut self, rate: u64) {
-        if self.widths.get(self.at).is_none_or(|width| width.worth_permille == 0) {
+        if self.widths.get(self.at).is_none_or(|width| width.worth == Worth::UNKNOWN) {
             self.rate = match self.span {
                 Span::Units => (rate * 3 / 4).clamp(RATE_MIN, RATE_MAX),
                 Span::Always => RATE_START_ALWAYS,
@@ -168,7 +170,7 @@ impl Space {
     pub fn give_up(&mut self, was_used: bool) {
         self.used |= if was_used { self.bit() } else { 0 };
         self.reviews = 0;
-        (self.trial_from, self.rate) = (None, RATE_START);
+        (self.trial_from, self.rate) = (None, self.rate_start());
         self.start_over();
     }
 
@@ -183,6 +185,20 @@ impl Space {
 
     pub fn rate(&self) -> u64 {
         self.rate
+    }
+
+    fn rate_min(&self) -> u64 {
+        match self.span {
+            Span::Units => RATE_MIN,
+            Span::Always => RATE_MIN_ALWAYS,
+        }
+    }
+
+    fn rate_start(&self) -> u64 {
+        match self.span {
+            Span::Units => RATE_START,
+            Span::Always => RATE_START_ALWAYS,
+        }
     }
 
     fn rate_max(&self) -> u64 {
@@ -217,7 +233,7 @@ impl Space {
 
     /// The width was measured, now or before.
     pub fn is_proven(&self) -> bool {
-        self.widths.get(self.at).is_some_and(|width| width.worth_permille > 0)
+        self.widths.get(self.at).is_some_and(|width| width.worth != Worth::UNKNOWN)
     }
 
     /// More SMs are due to be tried.
@@ -261,8 +277,7 @@ impl Space {
             return true;
         }
         self.rate = self.rate * percent / 100;
-        self.rate >= if self.span == Span::Always { RATE_MIN_ALWAYS } else { RATE_MIN }
-            || self.narrow()
+        self.rate >= self.rate_min() || self.narrow()
     }
 
     /// Late units take time, not SMs.
@@ -281,7 +296,9 @@ impl Space {
         if self.at == 0 {
             return false;
         }
-        self.leave_width(self.trial_from.unwrap_or(self.rate.clamp(RATE_MIN, RATE_START)));
+        self.leave_width(
+            self.trial_from.unwrap_or(self.rate.clamp(self.rate_min(), self.rate_start())),
+        );
         true
     }
 
@@ -343,12 +360,12 @@ impl Space {
     }
 
     /// So much work was let in on this width, which goes if the narrower one lets in as much: then false.
-    pub fn measured(&mut self, worth_permille: u64) -> bool {
+    pub fn measured(&mut self, worth: Worth, pace: Pace) -> bool {
         let Some(width) = self.widths.get_mut(self.at) else { return true };
-        (width.worth_permille, self.is_measured) = (worth_permille, true);
+        (width.worth, self.is_measured) = (worth, true);
         let Some(rate) = self.trial_from.take() else { return true };
-        let narrower = self.at.checked_sub(1).map_or(0, |at| self.widths[at].worth_permille);
-        if narrower * BETTER_PERCENT > worth_permille * 100 {
+        let narrower = self.at.checked_sub(1).map_or(Worth::UNKNOWN, |at| self.widths[at].worth);
+        if narrower.permille(pace) * BETTER_PERCENT > worth.permille(pace) * 100 {
             self.leave_width(rate);
             return false;
         }
@@ -370,6 +387,10 @@ mod tests {
         space
     }
 
+    fn measured(space: &mut Space, permille: u64) -> bool {
+        space.measured(Worth::of_permille(permille), Pace::default())
+    }
+
     fn pass_new(space: &mut Space) {
         while space.is_new() {
             assert!(space.review(Verdict::Late, false), "late units say nothing yet");
@@ -380,7 +401,7 @@ mod tests {
     fn time_is_given_before_sms_and_taken_before_them() {
         let mut space = space();
         assert_eq!((space.sms(), space.rate()), (64, 300));
-        space.measured(500);
+        measured(&mut space, 500);
         while space.rate() < RATE_MAX {
             let before = space.rate();
             assert!(space.review(EARLY, true) && !space.is_settled());
@@ -391,7 +412,7 @@ mod tests {
         assert!(space.review(EARLY, false) && !space.is_settled());
         assert_eq!((space.sms(), space.proven()), (96, (64, RATE_MAX)), "it is tried");
         assert!(space.rate() <= RATE_START, "what was borne on fewer SMs says little");
-        assert!(space.measured(600));
+        assert!(measured(&mut space, 600));
         assert_eq!((space.sms(), space.proven().0), (96, 96), "more was let in");
         pass_new(&mut space);
         let mut levels = Vec::new();
@@ -421,25 +442,25 @@ mod tests {
     #[test]
     fn more_sms_that_let_in_no_more_are_tried_ever_more_seldom() {
         let mut space = space();
-        space.measured(500);
+        measured(&mut space, 500);
         assert_eq!(until_wider(&mut space), EARLY_REVIEWS);
-        assert!(!space.measured(510));
+        assert!(!measured(&mut space, 510));
         assert_eq!(space.sms(), 64, "no more than by chance");
         assert_eq!((0..100).find(|_| widens(&mut space)), None);
-        space.measured(500);
+        measured(&mut space, 500);
         assert_eq!(until_wider(&mut space), 1, "it was measured since");
-        assert!(!space.measured(400));
-        space.measured(500);
+        assert!(!measured(&mut space, 400));
+        measured(&mut space, 500);
         assert_eq!(until_wider(&mut space), 2 * RETRY_REVIEWS_MIN);
         // Too many units are late there: told without a measurement.
         assert!(space.review(Verdict::Late, false));
         assert_eq!((space.sms(), space.rate()), (64, 300), "as before");
-        space.measured(500);
+        measured(&mut space, 500);
         let mut longest = 0;
         for _ in 0..10 {
             longest = until_wider(&mut space);
             assert!(space.review(Verdict::Ease, false));
-            space.measured(500);
+            measured(&mut space, 500);
         }
         assert_eq!(longest, RETRY_REVIEWS_MAX);
     }
@@ -447,15 +468,15 @@ mod tests {
     #[test]
     fn sms_that_were_borne_for_long_come_back_soon() {
         let mut space = space();
-        space.measured(500);
+        measured(&mut space, 500);
         for _ in 0..RETRY_REVIEWS_MIN {
             assert!(space.review(Verdict::Keep, false));
         }
         assert!(space.narrow() && space.sms() == 32);
-        space.measured(300);
+        measured(&mut space, 300);
         assert_eq!(until_wider(&mut space), RETRY_REVIEWS_LONG_BORNE);
         assert!(space.narrow());
-        space.measured(300);
+        measured(&mut space, 300);
         assert_eq!(until_wider(&mut space), 2 * RETRY_REVIEWS_LONG_BORNE);
     }
 
@@ -475,5 +496,21 @@ mod tests {
         assert!(!nowhere().on_gpu(132, &[]).is_there());
         assert_eq!(space().remember(132, 32, u64::MAX, 0).rate(), RATE_MAX);
         assert_eq!(space().remember(108, 32, 500, 0).sms(), 64, "of another GPU");
+    }
+
+    #[test]
+    fn after_it_was_given_up_a_width_begins_with_little_time_again() {
+        let mut space = Space::new(Span::Always, 132, &[24, 32, 40, 48]);
+        space.begin(1_000);
+        let start = space.rate();
+        assert!(start < RATE_START);
+        measured(&mut space, 300);
+        while space.halve() {}
+        assert!(space.sms() == 24 && space.rate() < RATE_MIN_ALWAYS);
+        space.give_up(true);
+        space.begin(1_000);
+        assert_eq!((space.sms(), space.rate()), (48, start));
+        let saved = space.remember(132, 48, RATE_MIN_ALWAYS, 0);
+        assert_eq!(saved.rate(), RATE_MIN_ALWAYS, "as it was learned");
     }
 }

@@ -21,6 +21,20 @@ pub struct Tally {
     pub busy_ns: u64,
 }
 
+impl Tally {
+    /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
+    pub fn let_in(&mut self, work_ns: u64, within: bool) {
+        let sum_ns = if within { &mut self.within_ns } else { &mut self.between_ns };
+        *sum_ns = sum_ns.saturating_add(work_ns);
+    }
+
+    /// Units ended, with one of which the service was busy for so long.
+    pub fn busy(&mut self, units: u64, busy_ns: u64) {
+        self.units = self.units.saturating_add(units);
+        self.busy_ns = self.busy_ns.saturating_add(busy_ns);
+    }
+}
+
 /// Rate of a service's units.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
@@ -36,6 +50,11 @@ impl Pace {
         while self.units > UNITS_MAX {
             (self.units, self.ns) = (self.units / 2, self.ns / 2);
         }
+    }
+
+    /// Mean time from one unit to the next; 0 if it is not known.
+    pub fn apart_ns(&self) -> u64 {
+        self.ns.checked_div(self.units).unwrap_or(0)
     }
 }
 
