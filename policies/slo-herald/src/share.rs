@@ -33,7 +33,8 @@ const MEASURED_REVIEWS: u32 = 6;
 const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
 /// The same where a trial may have failed because nothing had run on these SMs before.
 const SOON_REVIEWS: u32 = 32;
-/// Reviews after which a way that is tried is left, settled or not, if it lets in less than so much of the best, percent.
+/// Reviews after which a way that is tried is left, settled or not, if it lets in less than so much of the best,
+/// percent.
 const GLIMPSE_REVIEWS: u32 = 6;
 const GLIMPSE_PERCENT: u64 = 70;
 /// On a width: as often strict since it was measured, it is given up.

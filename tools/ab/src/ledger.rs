@@ -33,7 +33,6 @@ pub struct Had {
     pub ns: u64,
     /// It began under that arm: this is its whole time.
     pub is_whole: bool,
-    /// As [`Carried::limit_ns`].
     pub limit_ns: Option<u64>,
 }
 
