@@ -251,7 +251,7 @@ impl Herald {
         let lasts_ns = limit.map_or(cost_ns, limited_ns);
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(lasts_ns);
         for service in &mut self.services {
-            service.share.let_in(launch.predicted_ns, within);
+            service.let_in(launch.now_ns, launch.predicted_ns, within);
             service.under_way(until_ns);
         }
         if let Some(sms) = beside {
@@ -308,7 +308,7 @@ impl Herald {
         let (launches, ns) = self.leases.give(bears_ns.unwrap_or(0));
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
         for service in &mut self.services {
-            service.share.let_in(ns, within);
+            service.let_in(launch.now_ns, ns, within);
             service.under_way(until_ns);
             if within {
                 service.spend(launch.now_ns, ns);
@@ -419,7 +419,7 @@ impl Membership for Herald {
         self.client_width.end();
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
-            let mut service = Service::new(client.id, self.sm_count);
+            let mut service = Service::new(now_ns, client.id, self.sm_count);
             service.ask();
             self.remembered.retain(|line| !service.remember(line));
             self.services.push(service);

@@ -75,6 +75,7 @@ struct Open {
 #[derive(Debug)]
 pub struct Service {
     pub client: ClientId,
+    joined_ns: u64,
     /// Longest time of a unit, or [`NEVER`]. Of a service whose tokens have an objective that is shorter: of a unit of
     /// tokens.
     slo_ns: u64,
@@ -138,9 +139,10 @@ pub struct Service {
 
 impl Service {
     /// A service of which nothing is known.
-    pub fn new(client: ClientId, sm_count: u32) -> Self {
+    pub fn new(now_ns: u64, client: ClientId, sm_count: u32) -> Self {
         Service {
             client,
+            joined_ns: now_ns,
             slo_ns: NEVER,
             tpot_ns: NEVER,
             others_ns: NEVER,
@@ -256,7 +258,10 @@ impl Service {
 
     /// Time for which it is not used.
     fn idle_ns(&self, now_ns: u64) -> u64 {
-        let Some(ended_ns) = self.ended_ns.filter(|_| self.open.is_none()) else { return 0 };
+        if self.open.is_some() {
+            return 0;
+        }
+        let ended_ns = self.ended_ns.unwrap_or(self.joined_ns);
         let used_ns = IDLE_NS.max(self.share.apart_ns().saturating_mul(IDLE_TIMES));
         now_ns.saturating_sub(ended_ns).saturating_sub(used_ns)
     }
@@ -264,6 +269,13 @@ impl Service {
     /// It has had no unit for long.
     pub fn is_idle(&self, now_ns: u64) -> bool {
         self.idle_ns(now_ns) > 0
+    }
+
+    /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
+    pub fn let_in(&mut self, now_ns: u64, predicted_ns: u64, within: bool) {
+        if !self.is_idle(now_ns) {
+            self.share.let_in(predicted_ns, within);
+        }
     }
 
     /// Units that ended.

@@ -12,6 +12,9 @@
 use crate::space::{Space, Span};
 use crate::verdict::{Verdict, growth_percent};
 use crate::worth::{Pace, Tally, Worth};
+use trial::TRIAL_REVIEWS;
+
+mod trial;
 
 /// Units after which the level is looked at again, or fewer that took [`REVIEW_NS`] or of which too many were late.
 pub const REVIEW_UNITS: u32 = 64;
@@ -29,14 +32,8 @@ const KEPT_REVIEWS: u32 = 3;
 const STUCK_REVIEWS: u32 = 4;
 /// Reviews over which the work in a way is measured.
 const MEASURED_REVIEWS: u32 = 6;
-/// Reviews after which the other way is tried again; twice as many after each trial that it lost, up to the second.
-const TRIAL_REVIEWS: [u32; 2] = [96, 1_536];
 /// The same where a trial may have failed because nothing had run on these SMs before.
 const SOON_REVIEWS: u32 = 32;
-/// Reviews after which a way that is tried is left, settled or not, if it lets in less than so much of the best,
-/// percent.
-const GLIMPSE_REVIEWS: u32 = 6;
-const GLIMPSE_PERCENT: u64 = 70;
 /// On a width: as often strict since it was measured, it is given up.
 const LATE_TIMES_MAX: u32 = 3;
 /// Another way is taken if it lets in so much more, percent.
@@ -94,8 +91,9 @@ pub struct Share {
     /// Units since the last review, and when that was.
     arrived: u64,
     reviewed_ns: u64,
-    /// A launch was held for want of time since the last review.
+    /// Since the last review: a launch was held for want of time, or there was any.
     is_short: bool,
+    is_asked: bool,
     /// Since this way was taken: launches that were limited to some SMs, and all that were let in while a unit was
     /// open.
     limited: u64,
@@ -138,6 +136,7 @@ impl Share {
             arrived: 0,
             reviewed_ns: 0,
             is_short: false,
+            is_asked: false,
             limited: 0,
             within: 0,
             late_times: 0,
@@ -231,11 +230,11 @@ impl Share {
 
     /// So much time without units is over: at the rate of units before it, a service that is not used.
     pub fn paused(&mut self, now_ns: u64, ns: u64) {
-        self.reviewed_ns = self.reviewed_ns.saturating_add(ns).min(now_ns);
-        self.trial_from_ns = self.trial_from_ns.saturating_add(ns).min(now_ns);
-        if self.measured > 0 {
-            self.measure(now_ns);
+        let later = |from_ns: u64| from_ns.saturating_add(ns).min(now_ns);
+        if self.reviewed_ns > 0 {
+            self.reviewed_ns = later(self.reviewed_ns);
         }
+        (self.since_ns, self.trial_from_ns) = (later(self.since_ns), later(self.trial_from_ns));
     }
 
     fn must_be_there(&mut self) {
@@ -291,6 +290,7 @@ impl Share {
     pub fn let_in(&mut self, predicted_ns: u64, within: bool) {
         self.tally.let_in(predicted_ns, within);
         self.trial.let_in(predicted_ns, within);
+        self.is_asked = true;
         self.within += u64::from(within);
     }
 
@@ -306,6 +306,7 @@ impl Share {
         self.units += 1;
         self.short_units += u64::from(short);
         self.is_short |= short;
+        self.is_asked |= short;
     }
 
     /// A launch is limited to some SMs.
@@ -365,8 +366,16 @@ impl Share {
         if passed_ns < now_ns {
             self.pace.add(self.arrived, passed_ns);
         }
-        self.arrived = 0;
-        self.is_measured = false;
+        (self.arrived, self.is_measured) = (0, false);
+        if !std::mem::take(&mut self.is_asked) {
+            // Best effort was not there: what is let in, and what units take, tells nothing.
+            self.measured = self.measured.min(1);
+            (self.tally, self.since_ns, self.trial_reviews) = (Tally::default(), now_ns, 0);
+            return false;
+        }
+        if self.way == Way::Width && self.withheld {
+            return self.review_withheld(now_ns, verdict);
+        }
         self.space.pass();
         self.width.pass();
         let short = std::mem::take(&mut self.is_short);
@@ -381,16 +390,26 @@ impl Share {
         self.reviews += 1;
         self.compared += 1;
         let has_work = self.within > 0 || self.short_units > 0;
-        let is_lost = self.is_trial && self.has_lost(now_ns);
-        if is_lost {
-            self.end_trial(false);
-            self.take(self.best_other());
+        if self.is_trial && self.has_lost(now_ns) {
+            let is_early = matches!(verdict, Verdict::Raise { .. });
+            self.lose_trial(is_early);
         } else if self.way != Way::Time && self.limited == 0 && has_work {
             self.give_up();
         } else {
             self.compare(now_ns);
         }
         (self.way, self.rate(), self.limit()) != before
+    }
+
+    /// Nothing is on the width: whole launches have the rate of time.
+    fn review_withheld(&mut self, now_ns: u64, verdict: Verdict) -> bool {
+        self.measured = self.measured.min(1);
+        (self.tally, self.since_ns, self.trial_reviews) = (Tally::default(), now_ns, 0);
+        let before = self.rate;
+        if verdict == Verdict::Late {
+            self.change_rate(verdict);
+        }
+        self.rate != before
     }
 
     fn change_rate(&mut self, verdict: Verdict) {
@@ -467,31 +486,6 @@ impl Share {
         (self.is_trial, self.last_tried) = (true, trial);
     }
 
-    /// Whether a way that is tried lets in far less than the best, settled or not.
-    fn has_lost(&mut self, now_ns: u64) -> bool {
-        self.trial_reviews += 1;
-        if self.trial_reviews == 1 {
-            (self.trial, self.trial_from_ns) = (Tally::default(), now_ns);
-        }
-        if self.trial_reviews <= GLIMPSE_REVIEWS {
-            return false;
-        }
-        let worth = Worth::measured(self.trial, now_ns.saturating_sub(self.trial_from_ns));
-        let best = self.permille(self.best_other());
-        let is_lost = worth.permille(self.pace) * 100 < best * GLIMPSE_PERCENT;
-        if is_lost {
-            self.worth[self.way as usize] = worth;
-        }
-        is_lost
-    }
-
-    fn end_trial(&mut self, is_won: bool) {
-        let [first, last] = TRIAL_REVIEWS;
-        let after = (self.trial_after * 2).clamp(first, last);
-        self.trial_after = if is_won { first } else { after };
-        (self.is_trial, self.compared) = (false, 0);
-    }
-
     fn measure(&mut self, now_ns: u64) {
         (self.measured, self.tally, self.since_ns) = (1, Tally::default(), now_ns);
         (self.units, self.short_units) = (0, 0);
@@ -517,7 +511,7 @@ impl Share {
     /// Ways that could be taken.
     fn others(&self) -> impl Iterator<Item = Way> {
         let is_there = self.space.is_there();
-        let (mine, is_alone) = (self.way, self.is_alone);
+        let (mine, is_alone) = (self.way, self.is_alone && !self.withheld);
         WAYS.into_iter().filter(move |way| {
             *way != mine && (*way == Way::Time || is_there) && (*way != Way::Width || is_alone)
         })

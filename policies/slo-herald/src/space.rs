@@ -285,6 +285,20 @@ impl Space {
         self.span == Span::Always
     }
 
+    /// These SMs let in too little, and half as many more are due to be tried. False if there are none.
+    pub fn widen(&mut self) -> bool {
+        let enough = self.sms() / 2 * 3;
+        let is_due = |width: &Width| width.sms >= enough && width.wait == 0;
+        let Some(at) = self.widths.iter().position(is_due).filter(|_| !self.is_trial()) else {
+            return false;
+        };
+        self.used |= self.bit();
+        self.at = at;
+        (self.rate, self.early, self.reviews) = (self.rate_start(), 0, 0);
+        (self.is_settled, self.found_limit, self.is_measured) = (false, false, false);
+        true
+    }
+
     /// Half of the time, or less SMs. False if there are none.
     pub fn halve(&mut self) -> bool {
         self.lower(50)
