@@ -320,8 +320,8 @@ impl Share {
         self.width.forget_used();
     }
 
-    /// Too many units were late, or the service is busy all of the time: half of the time, or at most three quarters of
-    /// the SMs, and none until the next trial if that was too much before.
+    /// Too many units were late, or the service is busy all of the time. Half of the time; on SMs while a unit is open
+    /// at most three quarters of them. Another way until the next trial, if that was too much before.
     pub fn halve(&mut self, is_late: bool) {
         if self.way == Way::Time && self.rate == RATE_MIN {
             // It cannot be less: measured as it is, for another way may do better.
@@ -369,8 +369,7 @@ impl Share {
         (self.arrived, self.is_measured) = (0, false);
         if !std::mem::take(&mut self.is_asked) {
             // Best effort was not there: what is let in, and what units take, tells nothing.
-            self.measured = self.measured.min(1);
-            (self.tally, self.since_ns, self.trial_reviews) = (Tally::default(), now_ns, 0);
+            self.measure_again(now_ns);
             return false;
         }
         if self.way == Way::Width && self.withheld {
@@ -403,8 +402,7 @@ impl Share {
 
     /// Nothing is on the width: whole launches have the rate of time.
     fn review_withheld(&mut self, now_ns: u64, verdict: Verdict) -> bool {
-        self.measured = self.measured.min(1);
-        (self.tally, self.since_ns, self.trial_reviews) = (Tally::default(), now_ns, 0);
+        self.measure_again(now_ns);
         let before = self.rate;
         if verdict == Verdict::Late {
             self.change_rate(verdict);
@@ -489,6 +487,12 @@ impl Share {
     fn measure(&mut self, now_ns: u64) {
         (self.measured, self.tally, self.since_ns) = (1, Tally::default(), now_ns);
         (self.units, self.short_units) = (0, 0);
+    }
+
+    /// What was let in so far says nothing of the way.
+    fn measure_again(&mut self, now_ns: u64) {
+        self.measured = self.measured.min(1);
+        (self.tally, self.since_ns, self.trial_reviews) = (Tally::default(), now_ns, 0);
     }
 
     /// Best-effort work let in while each way was measured last, in thousandths of the time, if the last review
