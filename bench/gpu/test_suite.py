@@ -365,8 +365,8 @@ class Pairs(unittest.TestCase):
         suite = types.SimpleNamespace(args=args, machine=dict.fromkeys(("device", "driver", "torch", "commit", "date"), "x"))
         failures, rows = Failures(), []
         results = types.SimpleNamespace(add=lambda line, _: rows.append(line["hp"]))
-        quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-        with mock.patch.object(step_pairs, "started", started), mock.patch.object(step_pairs, "Client"), quiet[0], quiet[1]:
+        silenced = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        with mock.patch.object(step_pairs, "started", started), mock.patch.object(step_pairs, "Client"), silenced[0], silenced[1]:
             left = step_pairs.measure_solo(suite, pairs, results, failures)
         self.assertEqual(([pair.name for pair in left], rows), (["a", "c"], ["a", "c"]))
         self.assertEqual(pairs[0].rate_per_s, 250.0)

@@ -177,7 +177,7 @@ class Flow(unittest.TestCase):
                 args=types.SimpleNamespace(only=only, sharing_modes="timeslice"), bundle=pathlib.Path(folder),
                 work=pathlib.Path(folder), logs=pathlib.Path(folder), write=lambda name, content: written.update(content),
             )  # fmt: skip
-            quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+            silenced = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
             patches = [
                 mock.patch.object(step_tools, "compiled", lambda *_: str(program)),
                 mock.patch.object(step_tools, "Core", Core),
@@ -186,7 +186,7 @@ class Flow(unittest.TestCase):
                 mock.patch.object(step_tools.Beside, "governed", lambda _: True),
                 mock.patch.object(step_tools, "find_tool", lambda name: None),
                 mock.patch.object(step_tools, "judge_clients", lambda *_: []),
-                *quiet,
+                *silenced,
             ]
             with contextlib.ExitStack() as stack:
                 for patch in patches:

@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("\n{package}: {bench}");
         let mut command = cargo();
         // Of the whole workspace, as everything is built: see `build`.
-        command.args(["bench", "--quiet", "--workspace", "--bench", bench]);
+        command.args(["bench", "-q", "--workspace", "--bench", bench]);
         if !args.arguments.is_empty() {
             command.arg("--").args(&args.arguments);
         }

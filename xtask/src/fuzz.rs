@@ -113,7 +113,7 @@ impl Target {
         let mut cargo = crate::build::cargo();
         cargo
             .current_dir(repository().join(self.package.folder()))
-            .args(["build", "--quiet", "--release", "--target", &triple, "--bin", self.name])
+            .args(["build", "-q", "--release", "--target", &triple, "--bin", self.name])
             .args(self.package.features())
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", FLAGS.join(" "))

@@ -236,7 +236,7 @@ fn commands(group: Group, args: &Args) -> Result<Vec<Command>> {
             }
         }
         Group::Clippy => {
-            let all = ["clippy", "--workspace", "--all-targets", "--release", "--quiet"];
+            let all = ["clippy", "--workspace", "--all-targets", "--release", "-q"];
             let deny = ["--", "-Dwarnings"];
             commands.push(with(with(cargo(), &all), &deny));
             for workspace in &guests {
