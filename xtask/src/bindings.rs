@@ -1,17 +1,18 @@
-//! `cargo xtask bindings`: what `sdk/c` needs of the contract, made by `wit-bindgen`'s
-//! generator for C and committed, so that an author needs no generator. A test keeps it
-//! what the contract says.
+//! `cargo xtask bindings`: what `sdk/c` and `sdk/rust` need of the contract, made by
+//! `wit-bindgen`'s generators and committed, so that no author of a policy builds a
+//! generator. A test keeps them what the contract says.
 
 use crate::repository;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use wit_bindgen_core::Files;
+use wit_bindgen_core::{Files, WorldGenerator};
+use wit_bindgen_rust::WithOption;
 use wit_parser::Resolve;
 
-/// The world that a policy in C implements: all that there is to import, of which the linker keeps what is called.
-/// What it may export besides is in `tally_events.h` and `tally_state.h`.
+/// The world that a policy implements: all that there is to import, of which the linker keeps what is called.
+/// In C, what it may export besides is in `tally_events.h` and `tally_state.h`.
 const WORLD: &str = "every-import";
 const WORLD_TEXT: &str = "world every-import {
     include policy;
@@ -20,8 +21,21 @@ const WORLD_TEXT: &str = "world every-import {
     import high-priority;
 }
 ";
-/// What its files and its own types are called.
+/// What C's files and types are called.
 const NAME: &str = "tally";
+/// What a policy in Rust may export besides: a module and a macro for each, so that it exports only what it asks
+/// for; and whether it uses [`TYPES`].
+const OPTIONAL: [(&str, bool); 6] = [
+    ("activity", false),
+    ("units", true),
+    ("completions", true),
+    ("membership", true),
+    ("timer", false),
+    ("state", false),
+];
+/// An interface, and where the SDK has its types.
+const TYPES: (&str, &str) =
+    ("tally:policy/types@0.1.0", "crate::bindings::scheduler::tally::policy::types");
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -33,8 +47,8 @@ pub struct Args {
 
 /// Write them, or compare.
 pub fn run(args: &Args) -> Result<()> {
-    for (name, bytes) in generate()? {
-        let path = folder().join(&name);
+    for (name, bytes) in c()?.into_iter().chain(rust()?) {
+        let path = repository().join("sdk").join(&name);
         if args.check {
             let committed = fs::read(&path).with_context(|| path.display().to_string())?;
             ensure!(
@@ -50,22 +64,64 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn folder() -> PathBuf {
-    repository().join("sdk/c/bindings")
-}
+/// Contents of generated files by name, below `sdk`.
+type Generated = BTreeMap<PathBuf, Vec<u8>>;
 
-/// Contents of the generated files by name.
-fn generate() -> Result<BTreeMap<String, Vec<u8>>> {
-    let contract = repository().join("wit/policy.wit");
-    let text = fs::read_to_string(&contract).with_context(|| contract.display().to_string())?;
-    let mut resolve = Resolve::default();
-    let package = resolve.push_str("policy.wit", &format!("{text}\n{WORLD_TEXT}"))?;
-    let world = resolve.select_world(&[package], Some(WORLD))?;
+fn c() -> Result<Generated> {
     let options =
         wit_bindgen_c::Opts { rename_world: Some(NAME.into()), ..wit_bindgen_c::Opts::default() };
+    let files = generate(&mut *options.build(), WORLD, WORLD_TEXT)?;
+    let in_folder =
+        |(name, bytes): (&str, &[u8])| (PathBuf::from("c/bindings").join(name), bytes.to_vec());
+    Ok(files.iter().map(in_folder).collect())
+}
+
+fn rust() -> Result<Generated> {
+    let mut generated = Generated::new();
+    let scheduler = rust_module("scheduler", WORLD, WORLD_TEXT, None)?;
+    generated.insert("rust/src/bindings/scheduler.rs".into(), scheduler);
+    for (module, uses_types) in OPTIONAL {
+        let text = format!("world optional-{module} {{ export {module}; }}\n");
+        let elsewhere = uses_types.then_some(TYPES);
+        let bytes = rust_module(module, &format!("optional-{module}"), &text, elsewhere)?;
+        generated.insert(format!("rust/src/bindings/{module}.rs").into(), bytes);
+    }
+    Ok(generated)
+}
+
+fn rust_module(
+    module: &str,
+    world: &str,
+    text: &str,
+    elsewhere: Option<(&str, &str)>,
+) -> Result<Vec<u8>> {
+    let options = wit_bindgen_rust::Opts {
+        format: true,
+        generate_all: true,
+        pub_export_macro: true,
+        export_macro_name: Some(format!("export_{module}")),
+        additional_derive_attributes: vec!["PartialEq".into()],
+        with: elsewhere
+            .map(|(interface, path)| (interface.into(), WithOption::Path(path.into())))
+            .into_iter()
+            .collect(),
+        ..wit_bindgen_rust::Opts::default()
+    };
+    let files = generate(&mut options.build(), world, text)?;
+    let (_, bytes) = files.iter().next().context("no file was generated")?;
+    Ok(bytes.to_vec())
+}
+
+fn generate(generator: &mut dyn WorldGenerator, world: &str, text: &str) -> Result<Files> {
+    let contract = repository().join("wit/policy.wit");
+    let contract_text =
+        fs::read_to_string(&contract).with_context(|| contract.display().to_string())?;
+    let mut resolve = Resolve::default();
+    let package = resolve.push_str("policy.wit", &format!("{contract_text}\n{text}"))?;
+    let world = resolve.select_world(&[package], Some(world))?;
     let mut files = Files::default();
-    options.build().generate(&mut resolve, world, &mut files)?;
-    Ok(files.iter().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())).collect())
+    generator.generate(&mut resolve, world, &mut files)?;
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -73,8 +129,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_committed_c_bindings_are_those_of_the_contract() {
-        assert_eq!(generate().unwrap().len(), 3);
+    fn the_committed_bindings_are_those_of_the_contract() {
+        assert_eq!(c().unwrap().len(), 3);
+        assert_eq!(rust().unwrap().len(), 1 + OPTIONAL.len());
         run(&Args { check: true }).unwrap();
     }
 }

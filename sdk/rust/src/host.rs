@@ -13,7 +13,7 @@ use crate::{
 
 #[cfg(target_family = "wasm")]
 mod core {
-    use crate::bindings::tally::policy;
+    use crate::bindings::scheduler::tally::policy;
 
     pub use policy::clients::{all as clients, get as client};
     pub use policy::control::{revoke_lease, set_auto_yield, set_window, set_yield};

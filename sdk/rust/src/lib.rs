@@ -69,20 +69,22 @@ pub mod native;
 pub mod testing;
 
 pub use bindings::completions::exports::tally::policy::completions::Completion;
-pub use bindings::exports::tally::policy::scheduler::{
+pub use bindings::scheduler::exports::tally::policy::scheduler::{
     Answer, Decision, FormsOffered, Launch, LaunchState,
 };
-pub use bindings::state::exports::tally::policy::state::Saved;
-pub use bindings::tally::policy::clients::ClientState;
-pub use bindings::tally::policy::identity::ClientIdentity;
-pub use bindings::tally::policy::kernel_identity::KernelName;
-pub use bindings::tally::policy::kernels::{
+pub use bindings::scheduler::tally::policy::clients::ClientState;
+pub use bindings::scheduler::tally::policy::identity::ClientIdentity;
+pub use bindings::scheduler::tally::policy::kernel_identity::KernelName;
+pub use bindings::scheduler::tally::policy::kernels::{
     FormProfile, KernelProfile, Transformation, TransformedForms,
 };
-pub use bindings::tally::policy::log::Level;
-pub use bindings::tally::policy::services::{Objective, Service, Tokens, UnitProfile};
-pub use bindings::tally::policy::sharing::SharingMode;
-pub use bindings::tally::policy::types::{Client, ClientId, Form, KernelId, PriorityClass};
+pub use bindings::scheduler::tally::policy::log::Level;
+pub use bindings::scheduler::tally::policy::services::{Objective, Service, Tokens, UnitProfile};
+pub use bindings::scheduler::tally::policy::sharing::SharingMode;
+pub use bindings::scheduler::tally::policy::types::{
+    Client, ClientId, Form, KernelId, PriorityClass,
+};
+pub use bindings::state::exports::tally::policy::state::Saved;
 pub use bucket::TokenBucket;
 pub use clients::{Clients, Terms};
 pub use counters::Counters;
@@ -429,9 +431,9 @@ pub mod __private {
     #[cfg(target_family = "wasm")]
     pub use crate::bindings::completions::export_completions;
     #[cfg(target_family = "wasm")]
-    pub use crate::bindings::export_scheduler;
-    #[cfg(target_family = "wasm")]
     pub use crate::bindings::membership::export_membership;
+    #[cfg(target_family = "wasm")]
+    pub use crate::bindings::scheduler::export_scheduler;
     #[cfg(target_family = "wasm")]
     pub use crate::bindings::state::export_state;
     #[cfg(target_family = "wasm")]
@@ -440,15 +442,15 @@ pub mod __private {
     pub use crate::bindings::units::export_units;
 
     pub mod required {
-        pub use crate::bindings::exports;
+        pub use crate::bindings::scheduler::exports;
     }
     pub mod optional {
         pub use crate::bindings::{activity, completions, membership, state, timer, units};
     }
     pub use crate::bindings::activity::exports::tally::policy::activity;
     pub use crate::bindings::completions::exports::tally::policy::completions;
-    pub use crate::bindings::exports::tally::policy::scheduler;
     pub use crate::bindings::membership::exports::tally::policy::membership;
+    pub use crate::bindings::scheduler::exports::tally::policy::scheduler;
     pub use crate::bindings::state::exports::tally::policy::state;
     pub use crate::bindings::timer::exports::tally::policy::timer;
     pub use crate::bindings::units::exports::tally::policy::units;
