@@ -197,6 +197,10 @@ impl Policy for Loaded {
         }
     }
 
+    fn is_disabled(&self) -> bool {
+        Loaded::is_disabled(self)
+    }
+
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         if let Rule::Wasm(policy) = &mut self.rule {
             policy.count_fault(now_ns, fault);

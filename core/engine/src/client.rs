@@ -312,6 +312,12 @@ impl Client {
         self.in_flight > 0 || self.is_active_high()
     }
 
+    /// Told to yield, as the first launch of each of its streams can: what is behind it waits.
+    pub fn has_yielded(&self) -> bool {
+        let mut first = self.streams.iter().filter_map(|stream| stream.in_flight.front());
+        self.yielded && first.all(|launch| can_yield(launch.form))
+    }
+
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of
     /// launches of unknown length (0) one at a time, since a queue of them could
     /// be of any length.

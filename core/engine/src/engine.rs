@@ -515,10 +515,12 @@ impl<P: Policy> Engine<P> {
     }
 
     fn count_fault(&mut self, fault: Fault, out: &mut Vec<Action>) {
-        if fault.kind == FaultKind::Disabled && !self.disabled {
+        let is_disabled = fault.kind == FaultKind::Disabled || self.policy.is_disabled();
+        if is_disabled && !self.disabled {
             // Nobody is left to take back what it gave.
             self.disabled = true;
             self.undo_policy(out);
+            self.offer_all = true;
         }
         *self.stats.faults.entry(fault.kind).or_default() += 1;
         if fault.kind != FaultKind::Disabled || self.stats.last_fault.is_none() {

@@ -66,6 +66,11 @@ pub trait Policy {
         let _ = (now_ns, fault);
     }
 
+    /// It is never called again: too many of its calls failed.
+    fn is_disabled(&self) -> bool {
+        false
+    }
+
     /// Decide one launch. On a fault the engine answers by its own rule.
     ///
     /// # Errors
@@ -101,6 +106,10 @@ impl<P: Policy + ?Sized> Policy for Box<P> {
 
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         (**self).count_fault(now_ns, fault);
+    }
+
+    fn is_disabled(&self) -> bool {
+        (**self).is_disabled()
     }
 
     #[inline]

@@ -351,6 +351,46 @@ fn what_a_policy_granted_is_taken_back_when_it_is_disabled() {
     assert_eq!(granted(&out, 3), Some(1), "and the built-in rule serves");
 }
 
+/// Grants a lease, and fails for good when it is told of something.
+struct FailsForGood {
+    is_disabled: bool,
+}
+
+impl Policy for FailsForGood {
+    fn subscriptions(&self) -> Subscriptions {
+        if self.is_disabled { Subscriptions::NONE } else { Subscriptions::MEMBERSHIP }
+    }
+
+    fn is_disabled(&self) -> bool {
+        self.is_disabled
+    }
+
+    fn decide(&mut self, _: &Launch, _: &mut Context) -> Result<Answer, Fault> {
+        Ok(Answer { decision: Decision::Run(1_000), reason: 7 })
+    }
+
+    fn on_event(&mut self, _: u64, event: &Event, _: &mut Context) -> Result<(), Fault> {
+        let Event::Joined(ClientInfo { class: Class::High, .. }) = event else { return Ok(()) };
+        self.is_disabled = true;
+        Err(Fault { kind: FaultKind::Trap, message: String::new() })
+    }
+}
+
+#[test]
+fn the_fault_that_disables_a_policy_takes_back_its_leases_whatever_it_is() {
+    let policy = FailsForGood { is_disabled: false };
+    let mut e = Engine::new(EngineConfig::default(), Box::new(policy));
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.submitted(1, LOW, submission(0, None), &mut out);
+    assert_eq!(granted(&out, LOW), Some(1_001));
+    assert_eq!(e.client_state(LOW).unwrap().reason, 7);
+    out.clear();
+    e.client_joined(2, info(HIGH, Class::High), 0, &mut out);
+    assert_eq!(granted(&out, LOW), Some(1), "nobody has to submit anything for it");
+    assert_eq!(e.client_state(LOW).unwrap().reason, 0, "of a table that is no longer asked");
+}
+
 #[test]
 fn timers_fire_once_and_moving_one_replaces_it() {
     let seen = Arc::new(Mutex::new(Seen::default()));

@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{HIGH, LOW, granted, info, submission};
+use common::{HIGH, LOW, Script, granted, info, submission};
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
-use tally_engine::{Action, Engine, EngineConfig};
+use tally_engine::{Action, Engine, EngineConfig, Submission};
 
 const MS: u64 = 1_000_000;
 const STALL: u64 = 1_000 * MS;
@@ -192,4 +192,68 @@ fn where_that_is_disabled_a_policy_may_hold_for_ever() {
     s.submit(0, 0);
     s.pass(3_600_000 * MS);
     assert_eq!((s.faults(), granted(&s.out, LOW)), (vec![], Some(0)));
+}
+
+/// The policy starts one launch of LOW in a form that can yield, tells it to yield so, and holds what LOW submits then.
+fn yielded(command: Command, is_held: bool) -> (Engine, Vec<Action>) {
+    let script = Script {
+        answers: [Decision::Preemptible, Decision::Hold(u64::MAX)].map(Ok).into(),
+        on_decide: [command].into(),
+        ..Default::default()
+    };
+    let config = EngineConfig { policy_stall_ns: STALL, ..Default::default() };
+    let (mut e, mut out) = (Engine::new(config, Box::new(script)), Vec::new());
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.client_joined(0, info(HIGH, Class::High), 0, &mut out);
+    let can_yield = Submission { offered: forms_offered::PREEMPTIBLE, ..submission(0, None) };
+    e.submitted(0, LOW, can_yield, &mut out);
+    if is_held {
+        e.submitted(0, LOW, submission(1, None), &mut out);
+    }
+    (e, out)
+}
+
+fn stalls(e: &Engine) -> u64 {
+    e.policy_stats().faults.get(&FaultKind::Stall).copied().unwrap_or(0)
+}
+
+#[test]
+fn a_yield_without_an_end_is_a_fault_and_the_client_goes_on() {
+    let ended = Action::Yield { client: LOW, yielded: false };
+    for is_held in [false, true] {
+        let (mut e, mut out) = yielded(Command::SetYield { client: LOW, yielded: true }, is_held);
+        assert!(out.contains(&Action::Yield { client: LOW, yielded: true }), "{out:?}");
+        e.tick(STALL - 1, &mut out);
+        assert!(stalls(&e) == 0 && !out.contains(&ended), "{out:?}");
+        assert_eq!(e.next_deadline_ns(), Some(STALL));
+        e.tick(STALL, &mut out);
+        assert!(stalls(&e) == 1 && out.contains(&ended), "{out:?}");
+        e.tick(10 * STALL, &mut out);
+        assert_eq!(stalls(&e), 1, "it is on the GPU");
+    }
+}
+
+#[test]
+fn a_yield_for_an_hour_after_high_priority_work_is_one_too() {
+    let command = Command::SetAutoYield { client: LOW, enabled: true, idle_ns: 3_600_000 * MS };
+    let (mut e, mut out) = yielded(command, false);
+    e.high_activity(MS, HIGH, true, MS, &mut out);
+    e.tick(10 * STALL, &mut out);
+    assert_eq!(stalls(&e), 0);
+    e.high_activity(10 * STALL, HIGH, false, 10 * STALL, &mut out);
+    e.tick(11 * STALL, &mut out);
+    assert!(stalls(&e) == 1 && out.ends_with(&[Action::Yield { client: LOW, yielded: false }]));
+}
+
+#[test]
+fn who_yields_to_somebody_else_at_work_may_do_so_for_long() {
+    let (mut e, mut out) = yielded(Command::SetYield { client: LOW, yielded: true }, true);
+    e.client_joined(0, info(3, Class::BestEffort), 0, &mut out);
+    e.submitted(1, 3, submission(0, None), &mut out);
+    assert_eq!(granted(&out, 3), Some(1));
+    e.tick(10 * STALL, &mut out);
+    assert_eq!(stalls(&e), 0);
+    e.progress(10 * STALL, 3, 0, 1, None, &mut out);
+    e.tick(11 * STALL, &mut out);
+    assert_eq!(stalls(&e), 1);
 }

@@ -425,6 +425,10 @@ impl Policy for WasmPolicy {
         self.long_calls >= self.long_calls_max
     }
 
+    fn is_disabled(&self) -> bool {
+        WasmPolicy::is_disabled(self)
+    }
+
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         self.note(fault.clone(), now_ns);
         if self.is_disabled() {

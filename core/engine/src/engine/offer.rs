@@ -320,8 +320,8 @@ impl<P: Policy> Engine<P> {
 impl<P: Policy> Engine<P> {
     /// Take note of whether the GPU idles on the policy's word. After every input.
     pub(super) fn note_stall(&mut self, now_ns: u64, out: &mut Vec<Action>) {
-        let idles = self.waiting_clients > 0 && !self.high_active && !self.has_in_flight();
-        if !idles || self.disabled {
+        let stopped = if self.disabled { 0 } else { self.stopped_clients() };
+        if stopped == 0 {
             self.idle_since_ns = None;
             return;
         }
@@ -331,23 +331,45 @@ impl<P: Policy> Engine<P> {
             return;
         }
         self.idle_since_ns = None;
-        let (clients, ms) = (self.waiting_clients, stall_ns / 1_000_000);
+        let ms = stall_ns / 1_000_000;
         let fault = Fault {
             kind: FaultKind::Stall,
             message: format!(
-                "held the launches of {clients} clients for {ms} ms while the GPU had nothing to do"
+                "held or stopped the launches of {stopped} clients for {ms} ms while the GPU had nothing to do"
             ),
         };
         self.policy.count_fault(now_ns, &fault);
         self.count_fault(fault, out);
         let mut waiting: Vec<ClientId> = Vec::new();
-        for (id, c) in self.clients.iter_mut().filter(|(_, c)| !c.waiting.is_empty()) {
-            c.left_to_rule = c.waiting.len();
-            waiting.push(id);
+        for (id, c) in self.clients.iter_mut() {
+            if c.yielded {
+                (c.yield_asked, c.auto_yield_ns) = (false, None);
+            }
+            if !c.waiting.is_empty() {
+                c.left_to_rule = c.waiting.len();
+                waiting.push(id);
+            }
         }
+        self.settle_yield(now_ns, out);
         for id in waiting {
             while self.offer(now_ns, id, true, out) {}
         }
+    }
+
+    /// How many clients have launches, if the policy keeps all of these from going on: they wait for a decision, or
+    /// have yielded.
+    fn stopped_clients(&self) -> u32 {
+        if self.high_active {
+            return 0;
+        }
+        let mut stopped = 0;
+        for c in self.clients.values().filter(|c| c.in_flight > 0) {
+            if !c.has_yielded() {
+                return 0;
+            }
+            stopped += u32::from(c.waiting.is_empty());
+        }
+        self.waiting_clients + stopped
     }
 
     /// When a hold becomes a stall, ns; `None` while the GPU is busy.
@@ -367,6 +389,8 @@ impl<P: Policy> Engine<P> {
             c.window_ns = window_ns;
             c.yield_asked = false;
             c.auto_yield_ns = None;
+            // A number in the old policy's table.
+            c.reason = 0;
             set_width(id, c, 0, out);
             if std::mem::take(&mut c.yielded) {
                 out.push(Action::Yield { client: id, yielded: false });

@@ -114,6 +114,10 @@ impl<P: Policy + Described> Policy for Recorded<P> {
         self.policy.is_over_time()
     }
 
+    fn is_disabled(&self) -> bool {
+        self.policy.is_disabled()
+    }
+
     fn count_fault(&mut self, now_ns: u64, fault: &Fault) {
         if self.recorder.is_on() {
             let inner = &mut *self.recorder.lock();
