@@ -37,6 +37,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use tally_admin::Source;
 use tally_admin::{Active, Disabled, LastDisabled, LoadFailure, LoadedBecause, PolicyRecord};
 use tally_wasm_host::{Cancel, Compiled, ComponentFile, LastFault, Restored, Saved, WasmPolicy};
+use tokio::sync::Notify;
 
 /// Why a policy was not put active.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +94,7 @@ pub struct PolicySlot {
     failures: Cell<u64>,
     /// An A/B test is running.
     experiment: Cell<bool>,
+    experiment_ended: Notify,
 }
 
 fn now_unix_s() -> u64 {
@@ -213,6 +215,7 @@ impl PolicySlot {
             failures: Cell::new(failure.is_some().into()),
             last_failure: RefCell::new(failure),
             experiment: Cell::new(false),
+            experiment_ended: Notify::new(),
         };
         Ok((slot, policy))
     }
@@ -254,7 +257,8 @@ impl PolicySlot {
 
     /// The policy of this generation was disabled, and the built-in rule serves: put
     /// the last good one back, as the configuration says, after a while if this has
-    /// happened before. Ends early if another policy comes meanwhile.
+    /// happened before. Ends early if another policy comes meanwhile, and waits for the end of an A/B test, which may
+    /// leave this one active.
     pub async fn recover(
         &self,
         control: &ControlSender,
@@ -263,10 +267,9 @@ impl PolicySlot {
     ) {
         let (kind, message) = fault.map_or(("unknown", String::new()), |f| (f.kind, f.message));
         let row = {
-            let _turn = self.turn.lock().await;
+            let _turn = self.turn_after_experiment().await;
             let active = self.active();
-            // A fault ends an A/B test by itself.
-            if active.generation != generation || self.experiment.get() {
+            if active.generation != generation {
                 return;
             }
             let how = Disabled { kind: kind.into(), message, at_unix_s: now_unix_s() };
@@ -294,8 +297,8 @@ impl PolicySlot {
                 );
             }
             tokio::time::sleep(delay).await;
-            let _turn = self.turn.lock().await;
-            if self.active.borrow().generation != generation || self.experiment.get() {
+            let _turn = self.turn_after_experiment().await;
+            if self.active.borrow().generation != generation {
                 return;
             }
             let (kept, loaded_because) = {

@@ -14,7 +14,7 @@ use super::journal::Kind;
 use super::registry::{Dismissal, End};
 use crate::admit::bound_weight;
 use crate::config::Fail;
-use crate::dispatch::control::{AskedMinShare, Control, NewClient};
+use crate::dispatch::control::{AskError, AskedMinShare, Control, Left, NewClient};
 use crate::dispatch::kernels::KernelShare;
 use crate::dispatch::park;
 use crate::gpus::Witness;
@@ -46,6 +46,8 @@ use tokio::io::unix::AsyncFd;
 /// How long a connection is read whose descriptors are not taken for now, because helper threads hang on earlier ones
 /// of its user. It cannot register; a question without descriptors (whether a core is there) is answered.
 const WITHOUT_DESCRIPTORS_MAX: Duration = Duration::from_millis(200);
+/// How long until a full channel to the dispatch thread is tried again.
+const LEAVE_AGAIN: Duration = Duration::from_millis(10);
 
 /// Why a client is not served.
 #[derive(Debug, thiserror::Error)]
@@ -154,7 +156,7 @@ pub(super) async fn serve(
         }
         Err(error) => End::Left(format!("it did not take the welcome: {error}")),
     };
-    let left = plane.control.ask(|done| Control::Leave { id, done }).await.ok().flatten();
+    let left = leave(plane, id).await;
     if plane.journal.may(Kind::Left) {
         tracing::info!(id, name = info.name, reason = %end, "client left");
     }
@@ -162,6 +164,17 @@ pub(super) async fn serve(
     // Unmaps 2 MiB, and may wait for whoever rings the doorbell.
     stream.helper().close(left);
     client
+}
+
+/// Have the dispatch thread serve it no longer; again until that has room for the request, or it would serve the client
+/// for ever.
+async fn leave(plane: &Plane, id: u32) -> Option<Left> {
+    loop {
+        match plane.control.ask(|done| Control::Leave { id, done }).await {
+            Err(AskError::Busy) => tokio::time::sleep(LEAVE_AGAIN).await,
+            left => return left.ok().flatten(),
+        }
+    }
 }
 
 /// A descriptor, as the region that it should be.

@@ -152,7 +152,8 @@ impl Service {
     fn turn(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
             self.end_stretch();
-            self.recent_since_ns = Some(self.turned_ns);
+            // Before it was set anew nothing was counted.
+            self.recent_since_ns = self.recent_since_ns.max(Some(self.turned_ns));
             self.turned_ns = now_ns;
         }
         self.recent_since_ns.get_or_insert(now_ns);
@@ -333,6 +334,24 @@ mod tests {
         // With another objective what is recent begins anew.
         service.set_objective(None);
         assert_eq!(recent([&service].into_iter(), now, &[]), Before::default());
+    }
+
+    #[test]
+    fn recent_begins_with_the_objective_also_after_the_stretch_in_which_it_was_set() {
+        let start = 1_000 * MS;
+        let mut client = Client::new(start);
+        let mut service = Service::new(None, start);
+        client.look(start, &mut service);
+        let set = start + STRETCH_NS - 10_000 * MS;
+        service.set_objective(Some(Objective { slo_ns: MS, percentile: 99.0 }));
+        client.look(set, &mut service);
+        for at in 0..20 {
+            let now = set + (1_000 * at + 500) * MS;
+            client.request(now, now + MS);
+            client.look(now + 100 * MS, &mut service);
+        }
+        let of = recent([&service].into_iter(), set + 20_000 * MS, &[]);
+        assert!(of.requests == 20 && (of.per_s - 1.0).abs() < 1e-9, "{of:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::files::PolicyFiles;
 use crate::loader::Loaded;
 use std::time::Instant;
 use tally_wasm_host::{Cancel, Compiled, Saved};
+use tokio::sync::MutexGuard;
 
 /// A policy that takes part: compiled once, started for each of its blocks.
 #[derive(Clone)]
@@ -67,9 +68,22 @@ impl PolicySlot {
         if self.experiment.replace(true) { Err(SlotError::Experiment) } else { Ok(()) }
     }
 
+    /// A turn while no experiment is under way.
+    pub(super) async fn turn_after_experiment(&self) -> MutexGuard<'_, ()> {
+        loop {
+            let turn = self.turn.lock().await;
+            if !self.experiment.get() {
+                return turn;
+            }
+            drop(turn);
+            self.experiment_ended.notified().await;
+        }
+    }
+
     /// Policies may be loaded again. `left`: what the test left active, if it began.
     pub fn end_experiment(&self, left: Option<&Candidate>) {
         self.experiment.set(false);
+        self.experiment_ended.notify_waiters();
         let Some(left) = left else { return };
         let active = self.active.borrow();
         if active.source.as_ref() != Some(&left.source) {
@@ -192,5 +206,35 @@ impl PolicySlot {
         };
         *self.last_failure.borrow_mut() = None;
         Ok(faults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Policy, Restore};
+    use crate::dispatch::harness::{self, Harness};
+    use crate::loader::Loader;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_policy_that_is_disabled_as_a_test_ends_is_noted_once_it_has_ended() {
+        let fifo = include_bytes!("../../../../tests/policies/corpus/0.1.0/fifo.wasm");
+        let mut config = Policy { required: false, ..Policy::default() };
+        config.file = Some("/dev/null/policy.wasm".into());
+        config.disabling.restore = Restore::BuiltIn;
+        let (slot, policy) =
+            PolicySlot::open(Arc::new(Loader::always(fifo).unwrap()), &config, 0).unwrap();
+        let control = Harness::new(harness::settings(), policy).unwrap().control;
+        slot.begin_experiment().await.unwrap();
+        let recover = slot.recover(&control, 1, None);
+        tokio::pin!(recover);
+        assert!(timeout(Duration::from_millis(20), &mut recover).await.is_err());
+        assert!(slot.last_disabled().is_none());
+        slot.end_experiment(None);
+        recover.await;
+        assert_eq!(slot.last_disabled().unwrap().generation, 1);
     }
 }
