@@ -134,7 +134,7 @@ pub(crate) fn slower(experiment: &Experiment, times: f64) -> Option<(&'static st
         // Much cheaper than an interval.
         let mut betting = Betting::new();
         differences.iter().for_each(|difference| betting.push(difference - times.ln()));
-        let is_sure = betting.rejects(alpha) && betting.is_higher();
+        let is_sure = betting.rejected_for_more(alpha) == Some(true);
         (is_sure && differences.len() >= PAIRS_MIN)
             .then(|| (name, interval::estimate(&differences).exp()))
     });

@@ -42,7 +42,8 @@ pub struct Betting {
     less: [f64; PLAYERS],
     recent: Recent,
     ln_e: f64,
-    ln_e_max: f64,
+    /// The most that it was while those who bet on less, and on more, owned more than the others.
+    ln_e_max: [f64; 2],
 }
 
 impl Betting {
@@ -52,7 +53,7 @@ impl Betting {
             less: [0.0; PLAYERS],
             recent: Recent::default(),
             ln_e: 0.0,
-            ln_e_max: 0.0,
+            ln_e_max: [0.0; 2],
         }
     }
 
@@ -74,7 +75,8 @@ impl Betting {
         }
         let (more, less) = (ln_mean(&self.more), ln_mean(&self.less));
         self.ln_e = more.max(less) + ((-(more - less).abs()).exp() / 2.0 + 0.5).ln();
-        self.ln_e_max = self.ln_e_max.max(self.ln_e);
+        let most = &mut self.ln_e_max[usize::from(more > less)];
+        *most = most.max(self.ln_e);
     }
 
     /// Logarithm of the wealth now (an e-value).
@@ -89,12 +91,22 @@ impl Betting {
 
     /// Logarithm of the most that it ever was.
     pub fn ln_e_max(&self) -> f64 {
-        self.ln_e_max
+        self.ln_e_max[0].max(self.ln_e_max[1])
     }
 
     /// Whether "no difference" is rejected at this level.
     pub fn rejects(&self, alpha: f64) -> bool {
-        self.ln_e_max >= -alpha.ln()
+        self.ln_e_max() >= -alpha.ln()
+    }
+
+    /// Whether B is more, if "no difference" is rejected at this level: the side for which it was. If it was for both,
+    /// one after the other, the one that owns more now.
+    pub fn rejected_for_more(&self, alpha: f64) -> Option<bool> {
+        match self.ln_e_max.map(|ln| ln >= -alpha.ln()) {
+            [false, false] => None,
+            [true, true] => Some(self.is_higher()),
+            [_, more] => Some(more),
+        }
     }
 }
 
@@ -191,6 +203,22 @@ mod tests {
         // Once is enough: what comes later does not take it back.
         (0..50).for_each(|_| betting.push(-1.0));
         assert!(betting.rejects(0.05) && !betting.rejects(1e-9));
+    }
+
+    #[test]
+    fn a_side_that_merely_owns_more_again_is_not_the_one_that_rejected() {
+        let mut betting = Betting::new();
+        (0..8).for_each(|_| betting.push(1.0));
+        assert_eq!(betting.rejected_for_more(0.05), Some(true));
+        while betting.is_higher() {
+            betting.push(-1.0);
+        }
+        assert!(betting.ln_e() < 0.0);
+        assert_eq!(betting.rejected_for_more(0.05), Some(true));
+        while betting.ln_e() < 20_f64.ln() {
+            betting.push(-1.0);
+        }
+        assert_eq!(betting.rejected_for_more(0.05), Some(false), "now it has evidence of its own");
     }
 
     /// Stalls in a tenth of B's blocks, and noise either way in the others.

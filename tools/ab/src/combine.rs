@@ -233,10 +233,10 @@ fn conclude(
 ) -> (Verdict, String) {
     let plan = &reports[0].plan;
     let (metric, margin) = (plan.metric, plan.margin.ln_1p());
-    if !decision.rejects(alpha) {
+    let Some(is_higher) = decision.rejected_for_more(alpha) else {
         return (Verdict::Undecided, format!("no difference on {metric} is shown"));
-    }
-    if decision.is_higher() == metric.lower_is_better() {
+    };
+    if is_higher == metric.lower_is_better() {
         return (Verdict::KeepA, format!("B is worse on {metric}, block by block"));
     }
     // What more work costs requests is looked at over all reports: a short test alone says little of that.

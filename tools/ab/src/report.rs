@@ -298,11 +298,10 @@ impl Report {
         let (mean, mean_bounds) = interval::asymptotic(differences, plan.alpha);
         let enough = differences.len() >= PAIRS_MIN;
         let mean_bounds = if enough { mean_bounds } else { Bounds::default() };
-        let better = experiment.betting().is_higher() != plan.metric.lower_is_better();
-        let finding = match (experiment.betting().rejects(plan.alpha), better) {
-            (true, true) => Finding::BBetter,
-            (true, false) => Finding::BWorse,
-            (false, _) => Finding::Undecided,
+        let finding = match experiment.betting().rejected_for_more(plan.alpha) {
+            Some(more) if more == plan.metric.lower_is_better() => Finding::BWorse,
+            Some(_) => Finding::BBetter,
+            None => Finding::Undecided,
         };
         let overall = experiment.overall();
         // A block's share of few requests is no multiple of A's share: only that of all requests has an interval.

@@ -138,7 +138,7 @@ impl Units {
     fn new() -> Self {
         Units {
             lengths: Lengths::new(),
-            ages: Vec::new(),
+            ages: Vec::with_capacity(CARRIED_MAX),
             carried: Vec::with_capacity(CARRIED_MAX),
             open: Vec::with_capacity(CARRIED_MAX),
             lost: 0,
@@ -298,6 +298,18 @@ impl Sample {
         if rest > 0 {
             units.add(first.ns, rest, first.limit_ns);
             units.queue_known += if first.queue_known { rest } else { 0 };
+        }
+    }
+
+    /// A unit of a client that left before it ended, with its age as its length, wherever it began.
+    pub fn left(&mut self, of: Unit, unit: Carried, cut_ns: u64, room: &mut Room) {
+        let units = self.of_mut(of);
+        if room.take(of, 1) == 0 || units.ages.len() >= CARRIED_MAX {
+            units.lost += 1;
+        } else if unit.began_ns >= cut_ns {
+            units.add_open(&unit);
+        } else if unit.limit_ns.is_none_or(|limit_ns| unit.ns > limit_ns) {
+            units.carry(unit);
         }
     }
 

@@ -8,8 +8,8 @@
 //! Samples are allocated and evaluated by the control plane; here they are filled and
 //! exchanged, nothing else.
 
-use super::Engine;
 use super::client::DispatchClient;
+use super::{Dispatch, Engine};
 use tally_ab::Sample;
 use tally_ab::fairness::BestEffort;
 use tally_ab::sample::Room;
@@ -42,6 +42,14 @@ impl Measuring {
             if let Some(marks) = &mut client.marks {
                 marks.sample(slo_ns, sample);
             }
+        }
+    }
+
+    /// A client leaves.
+    pub fn leave(&mut self, now_ns: u64, client: &mut DispatchClient) {
+        let slo_ns = client.slo_ns();
+        if let (Some(sample), Some(marks)) = (&mut self.sample, &mut client.marks) {
+            marks.leave(now_ns, slo_ns, sample);
         }
     }
 
@@ -90,5 +98,16 @@ impl Measuring {
             new.from_ns = now_ns;
         }
         old
+    }
+}
+
+impl Dispatch {
+    /// Who is killed because its requests take too long takes none of them out of an A/B test.
+    pub(super) fn measure_last(&mut self, now: u64, at: usize) {
+        let client = &mut self.clients[at];
+        let share = client.left(self.turns, self.share);
+        let stall_ns = self.settings.high_stall_ns;
+        client.poll_activity(now, share, stall_ns, &mut self.engine, &mut self.actions);
+        self.measuring.leave(now, client);
     }
 }

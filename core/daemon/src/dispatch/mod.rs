@@ -491,6 +491,9 @@ impl Dispatch {
     }
 
     fn remove(&mut self, now: u64, at: usize) -> Left {
+        if self.measuring.is_on() && self.clients[at].is_high() {
+            self.measure_last(now, at);
+        }
         let mut client = self.clients.remove(at);
         self.share = Share::of(self.clients.len());
         self.parker.forget(&client.link.doorbell);

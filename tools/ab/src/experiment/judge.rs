@@ -104,12 +104,13 @@ impl Served {
 impl Experiment {
     pub(super) fn judge(&self) -> Judgement {
         let pairs = self.differences.len();
-        if !self.decision.rejects(self.plan.alpha) || 2 * pairs < self.plan.blocks_min as usize {
+        let Some(is_higher) = self.decision.rejected_for_more(self.plan.alpha) else {
+            return Judgement::Open;
+        };
+        if 2 * pairs < self.plan.blocks_min as usize {
             return Judgement::Open;
         }
-        let lower_is_better = self.plan.metric.lower_is_better();
-        let is_lower = !self.decision.is_higher();
-        if is_lower != lower_is_better {
+        if is_higher == self.plan.metric.lower_is_better() {
             return Judgement::Worse;
         }
         if cost::in_most_blocks(self).is_some() {

@@ -75,6 +75,21 @@ impl Marks {
         }
     }
 
+    /// Its client leaves: counts what ended, and what is under way by its age, as at the end of a block.
+    pub fn leave(&mut self, now_ns: u64, slo_ns: Option<u64>, sample: &mut Sample) {
+        self.sample(slo_ns, sample);
+        let Sampled { cut_ns, room_left, .. } = &mut self.sampled;
+        let each =
+            [(&self.open, Of::Request, slo_ns), (&self.open_tokens, Of::Token, self.tpot_ns)];
+        for (all, of, limit_ns) in each {
+            for &Open { came_ns: began_ns, queue_known, .. } in all {
+                let ns = now_ns.saturating_sub(began_ns);
+                let unit = Carried { began_ns, ns, queue_known, limit_ns };
+                sample.left(of, unit, *cut_ns, room_left);
+            }
+        }
+    }
+
     /// A new stretch of an A/B test begins. So many units may be carried into it, and be under way in it.
     pub fn cut(&mut self, now_ns: u64, room: Room) {
         let sampled = &mut self.sampled;

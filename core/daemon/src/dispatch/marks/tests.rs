@@ -483,6 +483,26 @@ fn open_tokens(client: &Client) -> Vec<u64> {
 }
 
 #[test]
+fn what_is_under_way_as_a_client_leaves_counts_with_its_age() {
+    let mut client = Client::new();
+    client.marks.cut(START + 10 * MS, Room::of_one(1));
+    for (at, began) in [(0, 4), (1, 12), (2, 39)] {
+        client.region.marks.begin(at, START + began * MS, What::marked(Kind::Request, None).pack());
+    }
+    client.request(START + 11 * MS, START + 13 * MS);
+    client.read(START + 40 * MS);
+    let (limit_ns, queue_known) = (Some(5 * MS), false);
+    let mut sample = Sample::new();
+    client.marks.leave(START + 40 * MS, limit_ns, &mut sample);
+    let requests = sample.of(tally_ab::Unit::Request);
+    assert_eq!((requests.count(), requests.over(20 * MS)), (3, 1));
+    // Of the one of 1 ms nobody knows whether it would have kept the objective.
+    assert_eq!((requests.kept.judged, requests.kept.within), (2, 1));
+    let carried = Carried { began_ns: START + 4 * MS, ns: 36 * MS, queue_known, limit_ns };
+    assert_eq!((requests.carried.as_slice(), requests.lost), (&[carried][..], 0));
+}
+
+#[test]
 fn a_test_counts_tokens_as_the_status_does() {
     let mut client = Client::new();
     client.ended(Kind::Token, None, START + MS, START + 4 * MS);
