@@ -4,6 +4,7 @@ mod plot;
 
 use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
+use crate::output::UnlessClosed;
 use clap::{Args, Subcommand};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,6 +21,7 @@ use tally_ab::{Metric, Plan, Report, Verdict};
 use tally_admin::ab::AbStatus;
 use tally_admin::{Request, Source};
 use tally_decision_log::text::make_printable;
+use tally_ipc::admin::File;
 
 #[derive(Debug, Subcommand)]
 pub enum AbCommand {
@@ -158,7 +160,7 @@ pub struct StartArgs {
     promote: bool,
     /// Shell command to run before the test begins and after it ended. It gets TALLY_AB_EVENT (begin or end)
     /// and, at the end, TALLY_AB_VERDICT and the report as JSON on standard input. If it fails before the test,
-    /// the test is not run.
+    /// the test is not run. If it is refused or the core is lost, it ends without a verdict.
     #[arg(long, value_name = "COMMAND", requires = "wait")]
     hook: Option<String>,
     /// Wait for the end, show the report and end with a code that tells the verdict.
@@ -253,7 +255,7 @@ fn absolute(path: &Path) -> PathBuf {
 pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlError> {
     let mut out = std::io::stdout().lock();
     match command {
-        AbCommand::Start(args) => return start(socket, &args, &mut out),
+        AbCommand::Start(args) => return start(socket, &args, &mut UnlessClosed(out)),
         AbCommand::Status { json, watch } => {
             let mut core = Core::connect(socket)?;
             loop {
@@ -281,6 +283,7 @@ pub fn run(socket: &AdminSocket, command: AbCommand) -> Result<ExitCode, CtlErro
             let reports: Vec<Report> =
                 reports.iter().map(|f| read_file(f)).collect::<Result<_, _>>()?;
             let all = combine(&reports).map_err(|e| CtlError::Failed(e.to_string()))?;
+            let mut out = UnlessClosed(out);
             if json {
                 let value =
                     serde_json::to_value(&all).map_err(|e| CtlError::Answer(e.to_string()))?;
@@ -334,9 +337,6 @@ fn start(
     out: &mut impl Write,
 ) -> Result<ExitCode, CtlError> {
     let (plan, (a, b)) = (args.plan()?, args.arms()?);
-    if let Some(hook) = &args.hook {
-        run_hook(hook, "begin", None)?;
-    }
     let source = |file: &Path, config: &Option<PathBuf>| Source {
         file: absolute(file),
         config_file: config.as_deref().map(absolute),
@@ -350,23 +350,52 @@ fn start(
     let request = Request::AbStart {
         a: a.map(|a| source(a, &args.config_a)),
         b: source(b, &args.config_b),
-        plan: plan.clone(),
+        plan,
         replace_active: args.replace_active,
     };
-    let begun: AbStatus = typed(core.ask_about(&request, &files)?)?;
+    if let Some(hook) = &args.hook {
+        run_hook(hook, "begin", None)?;
+    }
+    let report = report_of(&mut core, args, &request, &files, out);
+    let written = match &report {
+        Ok(Some(report)) => write!(out, "\n{}", report.text()).and_then(|()| out.flush()),
+        _ => Ok(()),
+    };
+    if let Some(hook) = &args.hook {
+        let report = report.as_ref().ok().and_then(Option::as_ref);
+        let ended = run_hook(hook, "end", report);
+        // Why there is no report matters more.
+        if report.is_some() {
+            ended?;
+        }
+    }
+    let report = report?;
+    written?;
+    Ok(report.map_or(ExitCode::SUCCESS, |report| exit_code(report.verdict)))
+}
+
+/// Begins the test, and waits for its report if that is asked for.
+fn report_of(
+    core: &mut Core,
+    args: &StartArgs,
+    request: &Request,
+    files: &[File],
+    out: &mut impl Write,
+) -> Result<Option<Report>, CtlError> {
+    let begun: AbStatus = typed(core.ask_about(request, files)?)?;
     writeln!(
         out,
         "{} (A) against {} (B) on {}, for at most {}; `tallyctl ab status` shows how far it is",
         begun.a,
         begun.b,
-        plan.metric,
-        time(plan.time_ns_max as f64)
+        begun.metric,
+        time(args.plan()?.time_ns_max as f64)
     )?;
     let mut told = Vec::new();
     warn_of_guards(out, &begun, &mut told)?;
     out.flush()?;
     if !args.wait {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(None);
     }
     loop {
         let status: AbStatus = typed(core.ask(&Request::AbStatus {})?)?;
@@ -376,13 +405,7 @@ fn start(
         warn_of_guards(out, &status, &mut told)?;
         std::thread::sleep(Duration::from_millis(300));
     }
-    let report: Report = typed(core.ask(&Request::AbReport {})?)?;
-    write!(out, "\n{}", report.text())?;
-    out.flush()?;
-    if let Some(hook) = &args.hook {
-        run_hook(hook, "end", Some(&report))?;
-    }
-    Ok(exit_code(report.verdict))
+    Ok(Some(typed(core.ask(&Request::AbReport {})?)?))
 }
 
 fn exit_code(verdict: Verdict) -> ExitCode {

@@ -5,7 +5,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tally_admin::{Answer, Refusal};
 use tally_ipc::admin::File;
 use tally_ipc::wire;
 
-/// Loading a policy of an interpreted language takes 15 s.
+/// A core that says nothing for so long is not there, unless it is compiling policies.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Most bytes of an answer; more is an error.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
@@ -112,7 +112,7 @@ impl Core {
         self.ask_about(request, &[])
     }
 
-    /// The same, about files: the core opens none itself.
+    /// The same, about files: the core opens none itself. It may compile them for many minutes; a note says so.
     pub fn ask_about(
         &mut self,
         request: &impl Serialize,
@@ -125,16 +125,24 @@ impl Core {
         }
         let lost = |why: String| CtlError::NoCore { socket: self.socket.clone(), why };
         let line = format!("{request}\n");
-        let mut answer = String::new();
-        tally_ipc::admin::send(self.stream.get_ref(), line.as_bytes(), files)
+        let mut answer = Vec::new();
+        let mut stream = (&mut self.stream).take(ANSWER_BYTES_MAX);
+        tally_ipc::admin::send(stream.get_ref().get_ref(), line.as_bytes(), files)
             .and_then(|()| {
-                (&mut self.stream).take(ANSWER_BYTES_MAX).read_line(&mut answer).map(drop)
+                loop {
+                    match stream.read_until(b'\n', &mut answer) {
+                        Err(e) if e.kind() == ErrorKind::WouldBlock && !files.is_empty() => {
+                            eprintln!("tallyctl: the core may still be compiling; waiting (Ctrl-C does not end it)");
+                        }
+                        done => return done.map(drop),
+                    }
+                }
             })
             .map_err(|e| lost(format!("it does not answer ({e})")))?;
         if answer.is_empty() {
             return Err(lost("it closed the connection".into()));
         }
-        match serde_json::from_str(&answer).map_err(|e| CtlError::Answer(e.to_string()))? {
+        match serde_json::from_slice(&answer).map_err(|e| CtlError::Answer(e.to_string()))? {
             Answer::Ok(ok) => Ok(ok),
             Answer::Error(Refusal { message, .. }) => Err(CtlError::Refused { message }),
         }

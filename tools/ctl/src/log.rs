@@ -6,6 +6,7 @@ mod trace;
 
 use crate::admin::{AdminSocket, Core, read};
 use crate::error::CtlError;
+use crate::output::UnlessClosed;
 use crate::status::Paint;
 use clap::Subcommand;
 use std::fs::File;
@@ -114,7 +115,7 @@ fn next(log: &mut Reader<BufReader<File>>, file: &Path) -> (Option<Record>, Opti
 }
 
 pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
-    let mut out = std::io::stdout().lock();
+    let mut out = UnlessClosed(std::io::stdout().lock());
     match command {
         LogCommand::Record { out: file, time, max_bytes, completions } => {
             let request = RecordRequest::LogRecord {
@@ -154,7 +155,7 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
                 None => writeln!(out, "nothing was recorded since the core started")?,
             }
         }
-        LogCommand::Show { file, json, last } => show::run(&mut out, &file, json, last)?,
+        LogCommand::Show { file, json, last } => show::run(&mut out.0, &file, json, last)?,
         LogCommand::Replay(args) => replay::run(&mut out, &args)?,
         LogCommand::Trace { file, client, out: to } => {
             trace::run(&mut out, &file, &client, &to)?;

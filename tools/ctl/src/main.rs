@@ -10,6 +10,7 @@ mod inspect;
 mod launch;
 mod log;
 mod metrics;
+mod output;
 mod picture;
 mod policy;
 mod profiles;
