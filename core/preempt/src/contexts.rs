@@ -3,6 +3,7 @@
 use crate::cuda::{Ptr, SUCCESS, driver};
 use crate::host::host;
 use crate::lock::Locked;
+use crate::places;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Acquire;
 
@@ -83,12 +84,18 @@ pub(crate) fn forget(context: usize) {
     PRIMARY.with(|all| all.retain(|(of, _)| *of != context));
 }
 
-/// Whether what the shim adds to a launch finds hardware queues of its own: its own streams, and a narrow one for each
-/// of the program's, where there are any.
+/// Whether what the shim adds to a launch finds hardware queues of its own: its own streams, and where launches are
+/// limited to some of the SMs one for each of the program's, and for each further number of SMs that such a one has
+/// launches on.
 pub(crate) fn has_queues(context: usize) -> bool {
+    has_queues_for(context, 0)
+}
+
+/// The same, and so many more.
+pub(crate) fn has_queues_for(context: usize, more: u32) -> bool {
     let is_limited = SM_LIMITED.load(Acquire) != 0;
-    let narrow = if is_limited { host().streams_used() } else { 0 };
-    host().has_queues_for(context, OWN_STREAMS + narrow)
+    let narrow = if is_limited { host().streams_used() + places::beyond_first() } else { 0 };
+    host().has_queues_for(context, OWN_STREAMS + narrow + more)
 }
 
 /// Only in a forked child.
@@ -96,4 +103,5 @@ pub(crate) fn reset() {
     CLOSING.reset(Vec::new());
     PRIMARY.reset(Vec::new());
     SM_LIMITED.store(0, std::sync::atomic::Ordering::SeqCst);
+    places::forget();
 }

@@ -59,6 +59,7 @@ mod limit_cost;
 pub mod lock;
 mod making;
 mod offset;
+mod places;
 pub mod prepare;
 mod progress;
 mod proof;

@@ -16,7 +16,7 @@
 //! Graphs need no stream of the shim's: [`graphs::limit`] has copies of them whose kernels are bound to a green
 //! context.
 
-use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, is_closing, is_primary};
+use crate::contexts::{SM_LIMITED as CONTEXT, has_queues, has_queues_for, is_closing, is_primary};
 use crate::cuda::{
     CuResult, DevResource, EVENT_DISABLE_TIMING, GREEN_DEFAULT_STREAM, LaunchConfig, NOT_SUPPORTED,
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
@@ -25,7 +25,7 @@ use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, Limitable};
-use crate::{joins, kernels, limit_cost, settings, transformed};
+use crate::{joins, kernels, limit_cost, places, settings, transformed};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -243,6 +243,7 @@ pub(crate) fn note_graph(slot: usize, number: u32, exec: usize) {
 /// A slot's launches up to `number` have ended.
 pub fn ended(slot: usize, number: u32) {
     if CONTEXT.load(Relaxed) != 0 {
+        places::ended(slot, number);
         SM_LIMITED.with(|all| all.retain(|(of, n, _)| *of != slot || !ring::is_done(number, *n)));
     }
 }
@@ -275,12 +276,21 @@ fn make() {
     }
 }
 
-/// Free bytes of the current context's GPU.
-fn free_bytes() -> Option<usize> {
+/// Free bytes of the current context's GPU, of all.
+fn memory() -> Option<(usize, usize)> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: valid out-pointers.
     let result = unsafe { driver().mem_info?(&mut free, &mut total) };
-    (result == SUCCESS).then_some(free)
+    (result == SUCCESS).then_some((free, total))
+}
+
+fn free_bytes() -> Option<usize> {
+    memory().map(|(free, _)| free)
+}
+
+/// Whether a twentieth of the current context's memory is free: what the shim can do without takes none of the rest.
+pub(crate) fn has_spare_memory() -> bool {
+    memory().is_none_or(|(free, total)| free >= total / 20)
 }
 
 /// False: the context was not idle.
@@ -423,13 +433,12 @@ pub(crate) fn wait_behind(stream: usize, other: usize) -> CuResult {
     }
 }
 
-/// The stream of a slot's, of this priority, on at most `sms` SMs, or on the smallest green context there is.
-fn limited_stream(slot: usize, priority: i32, sms: u32) -> Option<usize> {
-    let (at, green, made) = POOL.with(|pool| {
-        let at = pool.at(sms);
+/// The stream of a slot's, of this priority, in the green context at this place.
+fn limited_stream(slot: usize, priority: i32, at: usize) -> Option<usize> {
+    let (green, made) = POOL.with(|pool| {
         let chosen = pool.contexts.get(at)?;
         let made = chosen.streams.get(slot)?.iter().find(|(p, _)| *p == priority);
-        Some((at, chosen.green, made.map(|(_, stream)| *stream)))
+        Some((chosen.green, made.map(|(_, stream)| *stream)))
     })?;
     if made.is_some() {
         return made;
@@ -464,7 +473,9 @@ pub fn launch(
     if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
         return None;
     }
-    let limited = limited_stream(slot, priority, sms)?;
+    let wanted = POOL.with(|pool| pool.at(sms));
+    let at = places::choose(slot, wanted, || has_queues_for(planned.context, 1));
+    let limited = limited_stream(slot, priority, at)?;
     let launch = d.launch_ex?;
     if planned.is_blocking {
         joins::before(slot, stream, planned.context);
@@ -487,6 +498,7 @@ pub fn launch(
         attributes: arguments.attributes,
         attribute_count: arguments.attribute_count,
     };
+    places::note(slot, at, planned.number);
     let home = (stream, planned.context);
     // Before the launch, too: a signal handler that joins within it comes behind what was there before it.
     joins::open(slot, limited, home, planned.is_blocking);
@@ -532,6 +544,7 @@ pub(crate) fn give_up(context: usize, first: impl FnOnce() -> bool) {
     }
     CONTEXT.store(0, SeqCst);
     joins::forget(context);
+    places::forget();
     let may_go = first();
     let (contexts, events) =
         POOL.with(|pool| (std::mem::take(&mut pool.contexts), std::mem::take(&mut pool.events)));
@@ -553,6 +566,7 @@ pub fn forget_context(gone: usize) {
         CONTEXT.store(0, Release);
         TRIED.store(false, Relaxed);
         joins::forget(gone);
+        places::forget();
         limit_cost::forget();
         POOL.with(|pool| {
             pool.contexts.clear();

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::KERNEL_UNKNOWN;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
+use tally_preempt::graphs::home;
 use tally_preempt::lock::{Lock, Locked};
 use tally_preempt::{prepare, settings};
 use tally_rewriter::names::may_be_constant;
@@ -193,8 +194,14 @@ pub unsafe fn unload(
         KNOWN.with(|known| known.found.clear());
         unloaded = unused(&take(is_gone, Some(module as usize)));
     }
-    // SAFETY: the caller's arguments.
-    let result = quiesce::waiting(|| unsafe { real(module) });
+    let result = quiesce::waiting(|| {
+        // Copies of graphs that were destroyed may name functions of the module; unloading it may wait as well.
+        if is_tracked {
+            home::sweep(driver().current_context());
+        }
+        // SAFETY: the caller's arguments.
+        unsafe { real(module) }
+    });
     unloaded.into_iter().for_each(prepare::image_unloaded);
     result
 }

@@ -255,7 +255,10 @@ fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
         }
         let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok)?;
         let capture = |stream| bound(copy, sms, stream);
-        let in_green = || sm_limit::within_green(sms, capture).unwrap_or(Err(Reason::Busy));
+        let in_green = || match sm_limit::has_spare_memory() {
+            true => sm_limit::within_green(sms, capture).unwrap_or(Err(Reason::Busy)),
+            false => Err(Reason::Busy),
+        };
         let parts = Arc::new(copy.home.within(in_green).ok_or(Reason::NoContext)??);
         let (kept_event, kept_parts) = (event.clone(), parts.clone());
         let is_kept = TABLE.with(|table| {
