@@ -23,6 +23,7 @@ mod loads;
 mod losses;
 mod order;
 mod program;
+mod queues;
 mod refused;
 mod threads;
 mod unit_profile;
