@@ -206,6 +206,8 @@ pub(crate) struct Client {
     pub yield_asked: bool,
     /// It yields to high-priority work by itself, until an idle gap of so long.
     pub auto_yield_ns: Option<u64>,
+    /// Not until high-priority work comes again: the policy let the GPU idle for it.
+    pub auto_yield_suspended: bool,
     /// It has been told to yield.
     pub yielded: bool,
     /// Launches in flight of unknown length.
@@ -271,6 +273,7 @@ impl Client {
             can_yield_in_flight: Vec::new(),
             yield_asked: false,
             auto_yield_ns: None,
+            auto_yield_suspended: false,
             yielded: false,
             unmeasured: 0,
             window_ns,
@@ -310,6 +313,11 @@ impl Client {
     /// Whether it has work on the GPU, as far as is known.
     pub fn is_active(&self) -> bool {
         self.in_flight > 0 || self.is_active_high()
+    }
+
+    /// For how long the GPU must have been idle before it goes on, if it yields by itself now.
+    pub fn auto_yield_ns(&self) -> Option<u64> {
+        self.auto_yield_ns.filter(|_| !self.auto_yield_suspended)
     }
 
     /// Told to yield, as the first launch of each of its streams can: what is behind it waits.

@@ -417,6 +417,7 @@ impl<P: Policy> Engine<P> {
         if !busy && !self.high_active && since > self.high_idle_since_ns.unwrap_or(0) {
             self.high_idle_since_ns = Some(since);
             self.high_periods += 1;
+            self.idle_since_ns = None;
         }
         self.settle(now_ns, out);
     }
@@ -480,6 +481,7 @@ impl<P: Policy> Engine<P> {
         self.high_active = busy;
         if busy {
             self.high_periods += 1;
+            self.clients.iter_mut().for_each(|(_, c)| c.auto_yield_suspended = false);
         } else {
             self.high_idle_since_ns = Some(since_ns.unwrap_or(now_ns));
         }
@@ -514,13 +516,25 @@ impl<P: Policy> Engine<P> {
         }
     }
 
+    /// The caller called the policy by itself: should it be disabled since, what it gave is taken back.
+    pub fn note_disabled(&mut self, now_ns: u64, out: &mut Vec<Action>) {
+        if self.policy.is_disabled() && !self.disabled {
+            self.disable(out);
+            self.settle(now_ns, out);
+        }
+    }
+
+    fn disable(&mut self, out: &mut Vec<Action>) {
+        // Nobody is left to take back what it gave.
+        self.disabled = true;
+        self.undo_policy(out);
+        self.offer_all = true;
+    }
+
     fn count_fault(&mut self, fault: Fault, out: &mut Vec<Action>) {
         let is_disabled = fault.kind == FaultKind::Disabled || self.policy.is_disabled();
         if is_disabled && !self.disabled {
-            // Nobody is left to take back what it gave.
-            self.disabled = true;
-            self.undo_policy(out);
-            self.offer_all = true;
+            self.disable(out);
         }
         *self.stats.faults.entry(fault.kind).or_default() += 1;
         if fault.kind != FaultKind::Disabled || self.stats.last_fault.is_none() {

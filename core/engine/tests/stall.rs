@@ -243,6 +243,24 @@ fn a_yield_for_an_hour_after_high_priority_work_is_one_too() {
     e.high_activity(10 * STALL, HIGH, false, 10 * STALL, &mut out);
     e.tick(11 * STALL, &mut out);
     assert!(stalls(&e) == 1 && out.ends_with(&[Action::Yield { client: LOW, yielded: false }]));
+    // The policy still means it to yield: so it does when high-priority work comes again.
+    out.clear();
+    e.high_activity(12 * STALL, HIGH, true, 12 * STALL, &mut out);
+    assert!(out.contains(&Action::Yield { client: LOW, yielded: true }), "{out:?}");
+}
+
+#[test]
+fn high_priority_work_that_was_over_before_anybody_looked_is_a_reason_to_yield() {
+    let command = Command::SetAutoYield { client: LOW, enabled: true, idle_ns: STALL };
+    let (mut e, mut out) = yielded(command, false);
+    e.high_activity(MS, HIGH, true, MS, &mut out);
+    e.high_activity(2 * MS, HIGH, false, 2 * MS, &mut out);
+    for at in 1..20 {
+        let now = 2 * MS + at * STALL / 2;
+        e.tick(now, &mut out);
+        e.high_activity(now, HIGH, false, now, &mut out);
+    }
+    assert_eq!(stalls(&e), 0);
 }
 
 #[test]

@@ -12,16 +12,11 @@ struct Slot {
     open: AtomicU32,
     /// By place: the number of its last launch.
     last: [AtomicU32; RESERVES_MAX],
-    latest: AtomicU32,
 }
 
-static SLOTS: [Slot; STREAM_SLOTS] = [const {
-    Slot {
-        open: AtomicU32::new(0),
-        last: [const { AtomicU32::new(0) }; RESERVES_MAX],
-        latest: AtomicU32::new(0),
-    }
-}; STREAM_SLOTS];
+static SLOTS: [Slot; STREAM_SLOTS] =
+    [const { Slot { open: AtomicU32::new(0), last: [const { AtomicU32::new(0) }; RESERVES_MAX] } };
+        STREAM_SLOTS];
 /// Slots with more than one: bits.
 static SEVERAL: AtomicU64 = AtomicU64::new(0);
 
@@ -36,22 +31,16 @@ pub(crate) fn beyond_first() -> u32 {
     queues
 }
 
-/// Where a launch goes that is wanted at `at`: elsewhere only if it would need one more queue, and there is none.
-pub(crate) fn choose(slot: usize, at: usize, has_queue: impl FnOnce() -> bool) -> usize {
-    let slot = &SLOTS[slot & 63];
-    let open = slot.open.load(SeqCst);
-    if open == 0 || open & 1 << at != 0 || has_queue() {
-        at
-    } else {
-        slot.latest.load(SeqCst) as usize
-    }
+/// Whether a launch may go to `at`: not if it needs one more queue, and there is none.
+pub(crate) fn has_room(slot: usize, at: usize, has_queue: impl FnOnce() -> bool) -> bool {
+    let open = SLOTS[slot & 63].open.load(SeqCst);
+    open == 0 || open & 1 << at != 0 || has_queue()
 }
 
 /// A slot's launch of this number goes to `at`.
 pub(crate) fn note(slot: usize, at: usize, number: u32) {
     let here = &SLOTS[slot & 63];
     here.last[at].store(number, SeqCst);
-    here.latest.store(at as u32, SeqCst);
     let open = here.open.fetch_or(1 << at, SeqCst) | 1 << at;
     if open.count_ones() > 1 {
         SEVERAL.fetch_or(1 << (slot & 63), SeqCst);
@@ -95,21 +84,21 @@ mod tests {
     #[test]
     fn each_place_with_work_is_a_queue_and_a_new_one_is_taken_only_if_there_is_one() {
         let (slot, other) = (5, 6);
-        assert_eq!(choose(slot, 2, || false), 2, "the first is counted with its stream");
+        assert!(has_room(slot, 2, || false), "the first is counted with its stream");
         note(slot, 2, 10);
-        assert_eq!((beyond_first(), choose(slot, 2, || false)), (0, 2));
-        assert_eq!(choose(slot, 3, || true), 3);
+        assert!(beyond_first() == 0 && has_room(slot, 2, || false));
+        assert!(has_room(slot, 3, || true) && !has_room(slot, 3, || false));
         note(slot, 3, 11);
         note(slot, 0, 12);
         note(other, 0, 4);
-        assert_eq!((beyond_first(), choose(slot, 1, || false)), (2, 0), "where the latest went");
+        assert!(beyond_first() == 2 && !has_room(slot, 1, || false));
         ended(slot, 11);
-        assert_eq!((beyond_first(), choose(slot, 3, || false)), (0, 0));
+        assert!(beyond_first() == 0 && !has_room(slot, 3, || false));
         note(slot, 3, 13);
         assert_eq!(beyond_first(), 1);
         ended(slot, 13);
-        assert_eq!((beyond_first(), choose(slot, 1, || false)), (0, 1));
+        assert!(beyond_first() == 0 && has_room(slot, 1, || false));
         forget();
-        assert_eq!(choose(other, 1, || false), 1);
+        assert!(has_room(other, 1, || false));
     }
 }

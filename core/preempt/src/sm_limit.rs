@@ -473,8 +473,10 @@ pub fn launch(
     if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
         return None;
     }
-    let wanted = POOL.with(|pool| pool.at(sms));
-    let at = places::choose(slot, wanted, || has_queues_for(planned.context, 1));
+    let at = POOL.with(|pool| pool.at(sms));
+    if !places::has_room(slot, at, || has_queues_for(planned.context, 1)) {
+        return None;
+    }
     let limited = limited_stream(slot, priority, at)?;
     let launch = d.launch_ex?;
     if planned.is_blocking {

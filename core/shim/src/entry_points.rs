@@ -366,7 +366,7 @@ entry_points! {
     cuModuleGetGlobal_v2(address: *mut u64, bytes: *mut usize, module: Ptr, name: *const c_char) false names::get_global;
     cuLibraryLoadData(library: *mut Ptr, image: *const u8, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_data;
     cuLibraryLoadFromFile(library: *mut Ptr, path: *const c_char, a: *mut c_int, b: *mut Ptr, c: c_uint, d: Ptr, e: Ptr, f: c_uint) false loads::library_load_file;
-    cuLibraryUnload(library: Ptr) false names::unload;
+    cuLibraryUnload(library: Ptr) false names::library_unload;
     cuLibraryGetKernel(kernel: *mut Ptr, library: Ptr, name: *const c_char) false names::get_function;
     cuLibraryGetGlobal(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::library_get_global;
     cuLibraryGetManaged(address: *mut u64, bytes: *mut usize, library: Ptr, name: *const c_char) false names::library_get_global;

@@ -72,7 +72,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
     if !state::is_best_effort() {
         units::note_held(client, index, call.is_graph);
     }
-    let launch = Gated { client, index, slot, before, call };
+    let launch = Gated { client, index, slot, before, call, is_degraded: Cell::new(false) };
     let mut shape = None;
     let (mut answer, mut is_leased) = (None, false);
     match launch.ask(&held, &mut shape) {
@@ -114,7 +114,8 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             }
             _ => launch::issue_counted(client, index, call),
         };
-        // Of a limited one it is to be seen if it does not end.
+        // What it took is not what its form takes. Of a limited one it is to be seen if it does not end.
+        let sample = sample && !launch.is_degraded.get();
         launch.finish(sample, is_leased && !is_limited);
         // In another form, the code that was launched may be that of another module with the same kernel.
         if result == SUCCESS
@@ -178,6 +179,7 @@ impl Gated<'_> {
         let real = || {
             tally_preempt::launch(&planned, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
+                self.is_degraded.set(true);
                 quiesce::join_now();
                 (call.real)()
             })
@@ -194,6 +196,8 @@ struct Gated<'a> {
     /// The slot's sequence before it; its own is the next.
     before: u32,
     call: &'a Call<'a>,
+    /// It ran whole, and not as decided.
+    is_degraded: Cell<bool>,
 }
 
 impl Gated<'_> {

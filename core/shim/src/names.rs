@@ -175,7 +175,7 @@ pub(crate) fn loaded(handle: *mut Ptr, is_library: bool, digest: u128) {
     remember(handle, Loaded { digest, context, owner: handle });
 }
 
-/// `cuModuleUnload`, `cuLibraryUnload`.
+/// `cuModuleUnload`.
 ///
 /// # Safety
 /// The caller keeps to the contract of the CUDA driver's function.
@@ -184,6 +184,33 @@ pub unsafe fn unload(
     _per_thread: bool,
     module: Ptr,
 ) -> CuResult {
+    unloading(
+        module,
+        || home::sweep(driver().current_context()),
+        || {
+            // SAFETY: the caller's arguments.
+            unsafe { real(module) }
+        },
+    )
+}
+
+/// `cuLibraryUnload`: its functions are in every context.
+///
+/// # Safety
+/// The caller keeps to the contract of the CUDA driver's function.
+pub unsafe fn library_unload(
+    real: unsafe extern "C" fn(Ptr) -> CuResult,
+    _per_thread: bool,
+    library: Ptr,
+) -> CuResult {
+    unloading(library, home::sweep_all, || {
+        // SAFETY: the caller's arguments.
+        unsafe { real(library) }
+    })
+}
+
+/// `sweep` destroys copies of graphs that the program destroyed, which may name the module's functions.
+fn unloading(module: Ptr, sweep: fn(), real: impl FnOnce() -> CuResult) -> CuResult {
     let is_tracked = state::client().is_some();
     let mut unloaded = Vec::new();
     if is_tracked {
@@ -195,12 +222,11 @@ pub unsafe fn unload(
         unloaded = unused(&take(is_gone, Some(module as usize)));
     }
     let result = quiesce::waiting(|| {
-        // Copies of graphs that were destroyed may name functions of the module; unloading it may wait as well.
         if is_tracked {
-            home::sweep(driver().current_context());
+            // It may wait, as unloading may.
+            sweep();
         }
-        // SAFETY: the caller's arguments.
-        unsafe { real(module) }
+        real()
     });
     unloaded.into_iter().for_each(prepare::image_unloaded);
     result

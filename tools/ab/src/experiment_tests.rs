@@ -284,12 +284,18 @@ fn the_queue_is_known_of_every_marked_request() {
                     (sample.from_ns, sample.to_ns, now_ns) = (now_ns, at_ns, at_ns);
                     let (units, limit_ns) = (sample.of_mut(Unit::Request), None);
                     let began_ns = at_ns.saturating_sub(5_000_000);
-                    units.add_carried(&Carried { began_ns, ns: 5_000_000, queue_known, limit_ns });
+                    units.add_carried(&Carried {
+                        began_ns,
+                        ns: 5_000_000,
+                        queue_known,
+                        limit_ns,
+                        is_age: false,
+                    });
                     // Most of them in the washout before, and in the block before that.
                     for ago_ns in [10_000_000, 90_000_000] {
                         let began_ns = cut_ns.saturating_sub(ago_ns);
                         let ns = at_ns - began_ns;
-                        units.carry(Carried { began_ns, ns, queue_known, limit_ns });
+                        units.carry(Carried { began_ns, ns, queue_known, limit_ns, is_age: false });
                     }
                     let open = [1_000_000, 300_000_000, 900_000_000];
                     for began_ns in open.map(|ago_ns| at_ns.saturating_sub(ago_ns)) {
@@ -491,7 +497,13 @@ fn tokens_that_end_after_a_cut_belong_where_they_began() {
             // What began right before the switch ends after it.
             if let Some((before, at_ns)) = last.filter(|(before, _)| *before != arm) {
                 let ns = if before == Arm::B { 200_000_000 } else { 20_000_000 };
-                let unit = Carried { began_ns: at_ns - 1, ns, queue_known: false, limit_ns: None };
+                let unit = Carried {
+                    began_ns: at_ns - 1,
+                    ns,
+                    queue_known: false,
+                    limit_ns: None,
+                    is_age: false,
+                };
                 tokens.carry(unit);
             }
             last = Some((arm, sample.to_ns));

@@ -114,7 +114,13 @@ impl Ledger {
         for request in &units.carried {
             if let Some(own) = self.own(request) {
                 let limit_ns = self.slo_ns.or(request.limit_ns);
-                self.stretches[own].own.add_one(request.ns, limit_ns);
+                let own = &mut self.stretches[own].own;
+                if request.is_age {
+                    own.add(request.ns, 1);
+                    own.kept.judge_part(limit_ns, request.ns);
+                } else {
+                    own.add_one(request.ns, limit_ns);
+                }
             }
             self.inherit(*request);
         }
@@ -152,7 +158,13 @@ impl Ledger {
     }
 
     fn so_far(&self, UnderWay { began_ns, queue_known, limit_ns }: UnderWay) -> Carried {
-        Carried { began_ns, ns: self.looked_ns.saturating_sub(began_ns), queue_known, limit_ns }
+        Carried {
+            began_ns,
+            ns: self.looked_ns.saturating_sub(began_ns),
+            queue_known,
+            limit_ns,
+            is_age: false,
+        }
     }
 
     /// How much of a request's time, that began then and lasted so long, is B's: all of it if
@@ -222,7 +234,7 @@ mod tests {
         let units = sample.of_mut(Unit::Token);
         let (queue_known, limit_ns) = (false, Some(1_600));
         for &(began_ns, ns) in carried {
-            units.carry(Carried { began_ns, ns, queue_known, limit_ns });
+            units.carry(Carried { began_ns, ns, queue_known, limit_ns, is_age: false });
         }
         for &began_ns in open {
             units.under_way(UnderWay { began_ns, queue_known, limit_ns });
@@ -319,7 +331,13 @@ mod tests {
     #[test]
     fn tokens_of_a_long_unit_belong_where_each_began() {
         let (mut ledger, mut sample) = (ledger(), Sample::new());
-        let first = Carried { began_ns: 2_000, ns: 100, queue_known: false, limit_ns: Some(100) };
+        let first = Carried {
+            began_ns: 2_000,
+            ns: 100,
+            queue_known: false,
+            limit_ns: Some(100),
+            is_age: false,
+        };
         sample.ended(Unit::Token, first, 40, 5_100, &mut Room::of_one(1));
         assert_eq!(sample.of(Unit::Token).count(), 9, "of the block that is measured");
         ledger.look(6_000, sample.of(Unit::Token));

@@ -74,6 +74,8 @@ pub struct Carried {
     pub queue_known: bool,
     /// Longest time that keeps its client's own objective, ns, when it ended; `None`: there was no objective.
     pub limit_ns: Option<u64>,
+    /// It did not end: its client left, and the time is its age by then.
+    pub is_age: bool,
 }
 
 /// A unit that is under way.
@@ -161,8 +163,11 @@ impl Units {
         self.kept.judge(limit_ns, ns, count);
     }
 
-    /// One that ended, wherever it began.
+    /// One that ended, wherever it began, or whose client left.
     pub fn add_carried(&mut self, unit: &Carried) {
+        if unit.is_age {
+            return self.add_open(unit);
+        }
         self.add(unit.ns, 1, unit.limit_ns);
         self.queue_known += u64::from(unit.queue_known);
     }
@@ -308,7 +313,7 @@ impl Sample {
             units.lost += 1;
         } else if unit.began_ns >= cut_ns {
             units.add_open(&unit);
-        } else if unit.limit_ns.is_none_or(|limit_ns| unit.ns > limit_ns) {
+        } else {
             units.carry(unit);
         }
     }
@@ -384,7 +389,8 @@ mod tests {
         let mut next = Sample::new();
         (next.from_ns, next.to_ns, next.work_ns) = (200, 300, 5);
         (first.be_waited_ns, next.be_waited_ns, next.preemptions) = (3, 4, 2);
-        let carried = Carried { began_ns: 7, ns: 9, queue_known: true, limit_ns: None };
+        let carried =
+            Carried { began_ns: 7, ns: 9, queue_known: true, limit_ns: None, is_age: false };
         next.of_mut(Unit::Request).carry(carried);
         let under_way = UnderWay { began_ns: 8, queue_known: true, limit_ns: Some(4) };
         next.of_mut(Unit::Token).under_way(under_way);
@@ -421,7 +427,13 @@ mod tests {
         units.add(5, 2, Some(5));
         // The objective changed: what ended before keeps its judgement.
         units.add(5, 3, Some(4));
-        units.add_carried(&Carried { began_ns: 0, ns: 9, queue_known: false, limit_ns: Some(9) });
+        units.add_carried(&Carried {
+            began_ns: 0,
+            ns: 9,
+            queue_known: false,
+            limit_ns: Some(9),
+            is_age: false,
+        });
         assert_eq!(units.kept(None), Kept { judged: 6, within: 3 });
         assert_eq!(units.kept(Some(5)), Kept { judged: 7, within: 6 });
         let mut sum = Sample::new();
@@ -435,7 +447,13 @@ mod tests {
     #[test]
     fn a_client_that_carries_too_many_loses_its_own_only() {
         let (mut sample, cut_ns, room) = (Sample::new(), 1_000, Room::of_one(3));
-        let unit = |began_ns, ns| Carried { began_ns, ns, queue_known: false, limit_ns: Some(9) };
+        let unit = |began_ns, ns| Carried {
+            began_ns,
+            ns,
+            queue_known: false,
+            limit_ns: Some(9),
+            is_age: false,
+        };
         let mut hostile = room;
         for _ in 0..10_000 {
             sample.ended(Unit::Request, unit(1, 2_000), 1, cut_ns, &mut hostile);
@@ -465,6 +483,23 @@ mod tests {
         assert_eq!(sample.of(Unit::Request).lost, 0);
     }
 
+    /// A request that was a second old as its client was killed, of an objective of 2 s that the plan replaces.
+    #[test]
+    fn what_a_killed_client_had_under_way_is_judged_by_its_age_wherever_it_began() {
+        for cut_ns in [0, 500] {
+            let mut sample = Sample::new();
+            let limit_ns = Some(2_000);
+            let unit =
+                Carried { began_ns: 100, ns: 1_000, queue_known: false, limit_ns, is_age: true };
+            sample.left(Unit::Request, unit, cut_ns, &mut Room::of_one(1));
+            let units = sample.of_mut(Unit::Request);
+            units.carried.clone().iter().for_each(|unit| units.add_carried(unit));
+            assert_eq!(units.kept(None), Kept::default(), "nobody knows");
+            assert_eq!(units.kept(Some(1_500)), Kept::default());
+            assert_eq!(units.kept(Some(900)), Kept { judged: 1, within: 0 });
+        }
+    }
+
     #[test]
     fn an_objective_judges_a_unit_under_way_only_once_it_is_too_old() {
         let mut sample = Sample::new();
@@ -472,7 +507,7 @@ mod tests {
         units.add(5, 4, Some(20));
         for ns in [10, 30] {
             let (began_ns, queue_known, limit_ns) = (0, false, Some(20));
-            units.add_open(&Carried { began_ns, ns, queue_known, limit_ns });
+            units.add_open(&Carried { began_ns, ns, queue_known, limit_ns, is_age: false });
         }
         assert_eq!(units.count(), 6);
         assert_eq!(units.kept(None), Kept { judged: 5, within: 4 });

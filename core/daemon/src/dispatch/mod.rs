@@ -390,6 +390,8 @@ impl Dispatch {
                     let start = now_ns();
                     let saved = self.engine.policy_mut().inner_mut().snapshot();
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
+                    self.engine.note_disabled(now, &mut self.actions);
+                    self.apply(now);
                     let _ = done.send(saved);
                 }
                 Control::SetObjectives { id, objective, tpot_ns, done } => {

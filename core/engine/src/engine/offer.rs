@@ -343,7 +343,7 @@ impl<P: Policy> Engine<P> {
         let mut waiting: Vec<ClientId> = Vec::new();
         for (id, c) in self.clients.iter_mut() {
             if c.yielded {
-                (c.yield_asked, c.auto_yield_ns) = (false, None);
+                (c.yield_asked, c.auto_yield_suspended) = (false, true);
             }
             if !c.waiting.is_empty() {
                 c.left_to_rule = c.waiting.len();
@@ -388,7 +388,7 @@ impl<P: Policy> Engine<P> {
         for (id, c) in self.clients.iter_mut() {
             c.window_ns = window_ns;
             c.yield_asked = false;
-            c.auto_yield_ns = None;
+            (c.auto_yield_ns, c.auto_yield_suspended) = (None, false);
             // A number in the old policy's table.
             c.reason = 0;
             set_width(id, c, 0, out);
@@ -437,7 +437,8 @@ impl<P: Policy> Engine<P> {
                 }
                 Command::SetAutoYield { client, enabled, idle_ns } => {
                     if let Some(c) = self.clients.get_mut(client) {
-                        c.auto_yield_ns = enabled.then_some(idle_ns);
+                        (c.auto_yield_ns, c.auto_yield_suspended) =
+                            (enabled.then_some(idle_ns), false);
                     }
                     settles_yield = true;
                 }

@@ -28,7 +28,7 @@ impl<P: Policy> Engine<P> {
         }
         let since = self.high_idle_since_ns?;
         let yielded = self.clients.values().filter(|c| c.yielded && !c.yield_asked);
-        yielded.filter_map(|c| c.auto_yield_ns).map(|idle_ns| since.saturating_add(idle_ns)).min()
+        yielded.filter_map(Client::auto_yield_ns).map(|idle_ns| since.saturating_add(idle_ns)).min()
     }
 
     /// A launch that was asked to yield had done so `turnaround_ns` later.
@@ -45,5 +45,5 @@ impl<P: Policy> Engine<P> {
 
 fn wants_yield(c: &Client, now_ns: u64, high_active: bool, idle_since: Option<u64>) -> bool {
     let is_idle = |ns: u64| idle_since.is_none_or(|since| now_ns >= since.saturating_add(ns));
-    c.yield_asked || c.auto_yield_ns.is_some_and(|ns| high_active || !is_idle(ns))
+    c.yield_asked || c.auto_yield_ns().is_some_and(|ns| high_active || !is_idle(ns))
 }

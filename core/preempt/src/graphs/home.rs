@@ -130,10 +130,18 @@ pub fn drop_gone() {
 
 /// Destroy what is not launched any more. By a thread that may wait for all that runs in the context.
 pub fn sweep(context: usize) {
-    let is_here = |home: &Home| home.context == context || home.gone.load(SeqCst);
-    let here =
-        RETIRED.with(|all| all.extract_if(.., |(home, _)| is_here(home)).collect::<Vec<_>>());
-    for (home, execs) in here {
+    sweep_where(|home| home.context == context || home.gone.load(SeqCst));
+}
+
+/// The same in all contexts.
+pub fn sweep_all() {
+    sweep_where(|_| true);
+}
+
+fn sweep_where(is_chosen: impl Fn(&Home) -> bool) {
+    let chosen =
+        RETIRED.with(|all| all.extract_if(.., |(home, _)| is_chosen(home)).collect::<Vec<_>>());
+    for (home, execs) in chosen {
         destroy(&home, &execs);
     }
 }

@@ -29,8 +29,8 @@ use crate::{kernels, prepare, sm_limit, transformed};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 // Other threads wait while kernels are captured.
 use tally_contract::limits::{BACKLOG_MAX, GRAPH_LIMITED_KERNELS_MAX as NODES_MAX};
@@ -43,6 +43,7 @@ const LAUNCH_MAX: Duration = Duration::from_secs(1);
 
 /// Launches of copies that are in the driver, or about to be.
 static LAUNCHING: AtomicU32 = AtomicU32::new(0);
+static IS_SHORT_OF_MEMORY: AtomicBool = AtomicBool::new(false);
 
 /// A kernel node of a kept graph.
 #[derive(Clone, Copy, Debug)]
@@ -246,6 +247,13 @@ fn launch_copy(
 
 /// Make a copy on so many SMs, if nothing runs now. Whether it was made.
 fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
+    if copy.home.within(sm_limit::has_spare_memory) == Some(false) {
+        if !IS_SHORT_OF_MEMORY.swap(true, SeqCst) {
+            log!("graphs are not limited to some of the SMs: less than 5 % of the memory is free");
+        }
+        with_limits(exec, copy, |limits| limits.wait = RETRY_LAUNCHES);
+        return false;
+    }
     let event = TABLE.with(|table| table.records.get(&exec)?.event.clone());
     let context = copy.home.context();
     // In the table before anybody may launch again, or the green contexts go.
@@ -255,10 +263,7 @@ fn make(exec: usize, copy: &Arc<GraphCopy>, sms: u32) -> bool {
         }
         let event = event.map_or_else(|| Event::new(&copy.home).map(Arc::new), Ok)?;
         let capture = |stream| bound(copy, sms, stream);
-        let in_green = || match sm_limit::has_spare_memory() {
-            true => sm_limit::within_green(sms, capture).unwrap_or(Err(Reason::Busy)),
-            false => Err(Reason::Busy),
-        };
+        let in_green = || sm_limit::within_green(sms, capture).unwrap_or(Err(Reason::Busy));
         let parts = Arc::new(copy.home.within(in_green).ok_or(Reason::NoContext)??);
         let (kept_event, kept_parts) = (event.clone(), parts.clone());
         let is_kept = TABLE.with(|table| {

@@ -58,8 +58,7 @@ pub(super) struct IndexRead {
 }
 
 /// Whether an instruction lets a block see what other blocks write meanwhile: by itself (in machine code a strong load,
-/// an atomic, a load of a surface), or through plain loads later in the program (a fence wider than a block). Also
-/// whether it is a release: another kernel's blocks may wait for this one's.
+/// an atomic, a load of a surface), or through plain loads later in the program (a fence wider than a block).
 fn sees_others(source: &str, opcode: &str, qualifiers: &[Token]) -> bool {
     const SEES: [&str; 6] = [".volatile", ".relaxed", ".acquire", ".mmio", ".cv", ".cg"];
     // A block's own, or its cluster's.
@@ -73,7 +72,6 @@ fn sees_others(source: &str, opcode: &str, qualifiers: &[Token]) -> bool {
     };
     match opcode {
         "ld" => any(&SEES) && !any(&APART) && !any(&CONSTANT),
-        "st" | "red" => any(&[".release"]) && any(&WIDE) && !any(&APART),
         // Between a thread and its own asynchronous copies; the start of barriers in shared memory.
         "fence" if any(&[".proxy", ".mbarrier_init"]) => any(&[".gpu", ".sys"]),
         "fence" | "membar" => any(&WIDE),

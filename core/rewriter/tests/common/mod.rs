@@ -381,7 +381,7 @@ impl World {
 
 /// Statements of [`waits`], and whether a kernel with them may wait for other blocks.
 #[allow(dead_code)]
-pub const WAITS: [(&str, bool); 38] = [
+pub const WAITS: [(&str, bool); 35] = [
     ("ld.global.u32 %r1, [%rd1];", false),
     ("ld.global.nc.u32 %r1, [%rd1];", false),
     ("ld.u32 %r1, [%rd1];", false),
@@ -419,10 +419,6 @@ pub const WAITS: [(&str, bool); 38] = [
     ("atom.acquire.gpu.global.or.b32 %r1, [%rd1], 1;", true),
     ("atom.global.cas.b32 %r1, [%rd1], 1, 2;", true),
     ("atom.global.exch.b32 %r1, [%rd1], 1;", true),
-    ("st.release.cta.global.u32 [%rd1], %r1;", false),
-    // Others' blocks may wait for these.
-    ("red.release.gpu.global.add.u32 [%rd1], 1;", true),
-    ("st.release.sys.global.u32 [%rd1], %r1;", true),
 ];
 
 /// A kernel `k` with these statements, which stores `%r1`; any block's, and each block's own.

@@ -72,7 +72,9 @@ fn streams_that_wait_leave_a_queue_to_who_ends_the_wait() {
             core.say("go");
             core.ends(0);
             let limited = core.counters().sm_limited.load(SeqCst) - before;
-            assert_eq!(limited, 10, "all of them are on some of the SMs");
+            // The first of each stream; what would need one more queue runs whole.
+            let whole = core.counters().degraded.load(SeqCst);
+            assert!(limited >= 4 && limited + whole == 10, "{limited} {whole}");
         },
     );
 }

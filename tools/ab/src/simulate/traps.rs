@@ -193,6 +193,7 @@ impl Service {
                             ns,
                             queue_known: false,
                             limit_ns: None,
+                            is_age: false,
                         }),
                         false => sample.request(ns),
                     }

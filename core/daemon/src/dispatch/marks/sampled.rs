@@ -66,11 +66,12 @@ impl Marks {
         let Sampled { cut_ns, room_left, tokens, .. } = &mut self.sampled;
         for unit in &self.ended {
             let Open { came_ns: began_ns, queue_known, .. } = unit.open;
-            let ended = Carried { began_ns, ns: unit.ns, queue_known, limit_ns: slo_ns };
+            let ended =
+                Carried { began_ns, ns: unit.ns, queue_known, limit_ns: slo_ns, is_age: false };
             sample.ended(Of::Request, ended, 1, *cut_ns, room_left);
         }
         for &Tokens { began_ns, ns, count, queue_known, limit_ns } in tokens.iter() {
-            let first = Carried { began_ns, ns, queue_known, limit_ns };
+            let first = Carried { began_ns, ns, queue_known, limit_ns, is_age: false };
             sample.ended(Of::Token, first, count.into(), *cut_ns, room_left);
         }
     }
@@ -84,7 +85,7 @@ impl Marks {
         for (all, of, limit_ns) in each {
             for &Open { came_ns: began_ns, queue_known, .. } in all {
                 let ns = now_ns.saturating_sub(began_ns);
-                let unit = Carried { began_ns, ns, queue_known, limit_ns };
+                let unit = Carried { began_ns, ns, queue_known, limit_ns, is_age: true };
                 sample.left(of, unit, *cut_ns, room_left);
             }
         }

@@ -270,7 +270,13 @@ fn requests_that_came_before_a_cut_are_carried_over_it() {
     let limit_ns = None;
     assert_eq!(
         carried,
-        [Carried { began_ns: START + 9 * MS, ns: 6 * MS, queue_known: true, limit_ns }]
+        [Carried {
+            began_ns: START + 9 * MS,
+            ns: 6 * MS,
+            queue_known: true,
+            limit_ns,
+            is_age: false
+        }]
     );
 }
 
@@ -498,7 +504,8 @@ fn what_is_under_way_as_a_client_leaves_counts_with_its_age() {
     assert_eq!((requests.count(), requests.over(20 * MS)), (3, 1));
     // Of the one of 1 ms nobody knows whether it would have kept the objective.
     assert_eq!((requests.kept.judged, requests.kept.within), (2, 1));
-    let carried = Carried { began_ns: START + 4 * MS, ns: 36 * MS, queue_known, limit_ns };
+    let carried =
+        Carried { began_ns: START + 4 * MS, ns: 36 * MS, queue_known, limit_ns, is_age: true };
     assert_eq!((requests.carried.as_slice(), requests.lost), (&[carried][..], 0));
 }
 
