@@ -16,6 +16,8 @@ use tally_ipc::wire;
 
 /// A core that says nothing for so long is not there, unless it is compiling policies.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The role of a file that the core writes; others are of policies, which it compiles.
+pub const FILE_OUT: &str = "out";
 /// Most bytes of an answer; more is an error.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
@@ -125,14 +127,17 @@ impl Core {
         }
         let lost = |why: String| CtlError::NoCore { socket: self.socket.clone(), why };
         let line = format!("{request}\n");
+        let compiles = files.iter().any(|file| file.role != FILE_OUT);
         let mut answer = Vec::new();
         let mut stream = (&mut self.stream).take(ANSWER_BYTES_MAX);
         tally_ipc::admin::send(stream.get_ref().get_ref(), line.as_bytes(), files)
             .and_then(|()| {
                 loop {
                     match stream.read_until(b'\n', &mut answer) {
-                        Err(e) if e.kind() == ErrorKind::WouldBlock && !files.is_empty() => {
-                            eprintln!("tallyctl: the core may still be compiling; waiting (Ctrl-C does not end it)");
+                        Err(e) if e.kind() == ErrorKind::WouldBlock && compiles => {
+                            eprintln!(
+                                "tallyctl: no answer yet: the core may be compiling, and goes on if this is interrupted"
+                            );
                         }
                         done => return done.map(drop),
                     }

@@ -4,7 +4,7 @@ mod replay;
 mod show;
 mod trace;
 
-use crate::admin::{AdminSocket, Core, read};
+use crate::admin::{AdminSocket, Core, FILE_OUT, read};
 use crate::error::CtlError;
 use crate::output::UnlessClosed;
 use crate::status::Paint;
@@ -171,7 +171,7 @@ fn record(
     file: Option<&Path>,
 ) -> Result<LogStatus, CtlError> {
     let Some(file) = file else { return core.get(request) };
-    let out = tally_ipc::admin::create("out", file)
+    let out = tally_ipc::admin::create(FILE_OUT, file)
         .map_err(|e| CtlError::Failed(format!("--out {e}")))?;
     let answer = core.ask_about(request, &[out]);
     if matches!(answer, Err(CtlError::Refused { .. })) {

@@ -15,7 +15,8 @@ use tally_ipc::layout::submission_flags::GRAPH;
 use tally_ipc::ring::Answer;
 use tally_rewriter::TransformRefusal;
 
-pub const BLOCKS: u32 = 60;
+/// More than a GPU has SMs: a graph is limited only if it has a kernel of more blocks than the SMs that are left.
+pub const BLOCKS: u32 = 160;
 pub const WORDS: u32 = BLOCKS * THREADS;
 /// Launches of `step` in a graph, each with a copy and a sum behind it.
 const STEPS: u32 = 4;
