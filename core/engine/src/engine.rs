@@ -138,6 +138,8 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     clients: Clients,
     /// The policy is disabled; what it had set up is undone.
     disabled: bool,
+    /// A client was told to yield, and not yet to go on.
+    has_yielded: bool,
     /// Min-heap by time of `(due, token)`, lazily deleted against `timers`.
     timer_heap: BinaryHeap<std::cmp::Reverse<(u64, u64)>>,
     timers: BTreeMap<u64, u64>,
@@ -191,6 +193,7 @@ impl<P: Policy> Engine<P> {
             },
             clients: Clients::default(),
             disabled: false,
+            has_yielded: false,
             timer_heap: BinaryHeap::new(),
             timers: BTreeMap::new(),
             beside: progress::Beside::default(),

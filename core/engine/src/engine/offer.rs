@@ -359,7 +359,7 @@ impl<P: Policy> Engine<P> {
     /// How many clients have launches, if the policy keeps all of these from going on: they wait for a decision, or
     /// have yielded.
     fn stopped_clients(&self) -> u32 {
-        if self.high_active {
+        if self.high_active || self.waiting_clients == 0 && !self.has_yielded {
             return 0;
         }
         let mut stopped = 0;

@@ -10,6 +10,7 @@ impl<P: Policy> Engine<P> {
     /// launch in flight that can yield is not told: there is nothing to stop.
     pub(super) fn settle_yield(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         let (high_active, idle_since) = (self.high_active, self.high_idle_since_ns);
+        self.has_yielded = false;
         for (client, c) in self.clients.iter_mut() {
             let wanted = wants_yield(c, now_ns, high_active, idle_since);
             if wanted != c.yielded && (!wanted || !c.can_yield_in_flight.is_empty()) {
@@ -18,6 +19,7 @@ impl<P: Policy> Engine<P> {
                 self.best_effort.yields += u64::from(wanted && c.info.class == Class::BestEffort);
                 out.push(Action::Yield { client, yielded: wanted });
             }
+            self.has_yielded |= c.yielded;
         }
     }
 
