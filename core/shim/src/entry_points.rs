@@ -9,7 +9,9 @@
 #![allow(non_snake_case)]
 
 use crate::table::{EntryPoint, REALS};
-use crate::{contexts, launch, lifecycle, loads, names, quiesce, resolve, streams, syncs};
+use crate::{
+    attributes, contexts, launch, lifecycle, loads, names, quiesce, resolve, streams, syncs,
+};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -373,8 +375,8 @@ entry_points! {
     cuLibraryGetModule(module: *mut Ptr, library: Ptr) false names::library_get_module;
     cuFuncLoad(function: Ptr) false names::func_load;
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
-    cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false names::func_set_attribute;
-    cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false names::kernel_set_attribute;
+    cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false attributes::func_set_attribute;
+    cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false attributes::kernel_set_attribute;
 }
 
 #[cfg(test)]

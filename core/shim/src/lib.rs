@@ -29,7 +29,7 @@
 //! | [`exit`] | the program's exit |
 //! | [`lifecycle`], [`exec_nodes`], [`streams`], [`capture`] | graphs; streams; captures |
 //! | [`contexts`], [`greens`] | contexts; green contexts |
-//! | [`names`], [`aliases`], [`loads`] | which kernel a handle is; the loads that it comes from |
+//! | [`names`], [`attributes`], [`aliases`], [`loads`] | which kernel a handle is; the loads that it comes from |
 //! | [`images`], [`span`] | the code that is loaded |
 //! | [`apart`], [`link`] | descriptors that are not the program's; the connection |
 //! | [`sandbox`] | seccomp filters that the program installs |
@@ -43,6 +43,7 @@ pub mod aliases;
 mod apart;
 pub mod asking;
 pub mod attach;
+pub mod attributes;
 pub mod bypass;
 pub mod capture;
 pub mod completion;

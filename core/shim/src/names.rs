@@ -9,7 +9,7 @@ use crate::handles::Handles;
 use crate::images;
 use crate::{quiesce, state};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_uint};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use tally_ipc::ClientRegion;
@@ -367,7 +367,7 @@ pub unsafe fn library_get_global(
 
 /// A call that may load this library or kernel in the current context: the driver then waits for what runs, and keeps
 /// launches waiting, those by which the shim would help what runs among them. Once it is loaded the call does not.
-fn loading_once(handle: Ptr, call: impl FnOnce() -> CuResult) -> CuResult {
+pub(crate) fn loading_once(handle: Ptr, call: impl FnOnce() -> CuResult) -> CuResult {
     if state::client().is_none() {
         return call();
     }
@@ -552,50 +552,6 @@ pub unsafe fn kernel_get_function(
         let _held = LOCK.lock();
         // SAFETY: the driver has just written it.
         FUNCTIONS.insert(unsafe { *function } as usize, value);
-    }
-    result
-}
-
-/// `cuFuncSetAttribute`: the kernel's transformed forms get it, too.
-///
-/// # Safety
-/// The caller keeps to the contract of the CUDA driver's function.
-pub unsafe fn func_set_attribute(
-    real: unsafe extern "C" fn(Ptr, c_int, c_int) -> CuResult,
-    _per_thread: bool,
-    function: Ptr,
-    attribute: c_int,
-    value: c_int,
-) -> CuResult {
-    // Not while another thread launches in parts, which had all of what it had at first.
-    quiesce::while_open_unjoined(|| {
-        // SAFETY: the caller's arguments.
-        set(unsafe { real(function, attribute, value) }, function)
-    })
-}
-
-/// `cuKernelSetAttribute`: likewise.
-///
-/// # Safety
-/// The caller keeps to the contract of the CUDA driver's function.
-pub unsafe fn kernel_set_attribute(
-    real: unsafe extern "C" fn(c_int, c_int, Ptr, c_int) -> CuResult,
-    _per_thread: bool,
-    attribute: c_int,
-    value: c_int,
-    kernel: Ptr,
-    device: c_int,
-) -> CuResult {
-    // As above.
-    loading_once(kernel, || {
-        // SAFETY: the caller's arguments.
-        set(unsafe { real(attribute, value, kernel, device) }, kernel)
-    })
-}
-
-fn set(result: CuResult, function: Ptr) -> CuResult {
-    if result == SUCCESS && settings::is_enabled() {
-        prepare::attribute_set(function);
     }
     result
 }
