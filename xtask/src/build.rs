@@ -3,7 +3,7 @@
 //! Always one profile, and for every dependency one set of features: another one compiles wasmtime again. The demo
 //! selects fewer packages, for a clean clone shows it sooner, with the same features; a test compares them.
 
-use crate::{repository, target_dir};
+use crate::{guest, repository, target_dir};
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const EVERYTHING: [&str; 4] = ["--workspace", "--lib", "--bins", "--tests"];
 /// All output goes to standard error.
 pub fn everything() -> Result<()> {
     eprintln!("building (release)");
-    succeed(cargo().args(["build", "--release"]).args(EVERYTHING))?;
+    beside_toolchain(cargo().args(["build", "--release"]).args(EVERYTHING))?;
     // A process of its own, because it reports on standard output. Not by
     // `current_exe`: the build may have put another file in this one's place.
     succeed(Command::new(release_dir().join("xtask")).arg("policies"))
@@ -25,9 +25,18 @@ pub fn everything() -> Result<()> {
 /// What the demo runs, and no more; then the policies. All output goes to standard error.
 pub fn demo() -> Result<()> {
     eprintln!("building what the demo runs (release)");
-    succeed(cargo().args(["build", "--release"]).args(demo_selection()))?;
+    beside_toolchain(cargo().args(["build", "--release"]).args(demo_selection()))?;
     let policies = ["policies", "--no-test-guests"];
     succeed(Command::new(std::env::current_exe()?).args(policies))
+}
+
+/// Runs a build while the compiler for policies is found or made, which is mostly waiting for packages. If that fails,
+/// `policies` says so.
+fn beside_toolchain(build: &mut Command) -> Result<()> {
+    std::thread::scope(|scope| {
+        scope.spawn(|| guest::find(false).map(drop));
+        succeed(build)
+    })
 }
 
 /// Packages of what serves (the README installs it by the demo), the software device and the programs that share it.
