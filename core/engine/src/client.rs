@@ -210,6 +210,8 @@ pub(crate) struct Client {
     pub auto_yield_suspended: bool,
     /// It has been told to yield.
     pub yielded: bool,
+    /// When it was told last.
+    pub told_to_yield_ns: Option<u64>,
     /// Launches in flight of unknown length.
     pub unmeasured: u64,
     pub window_ns: u64,
@@ -275,6 +277,7 @@ impl Client {
             auto_yield_ns: None,
             auto_yield_suspended: false,
             yielded: false,
+            told_to_yield_ns: None,
             unmeasured: 0,
             window_ns,
             width_sms: 0,

@@ -134,6 +134,7 @@ fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
     let all = YIELDING_IN_FLIGHT_MAX as u64 + 50;
     let script = Script {
         answers: (0..all).map(|_| Ok(Decision::Preemptible)).collect(),
+        on_event: [Command::SetAutoYield { client: 1, enabled: true, idle_ns: 1_000 }].into(),
         ..Script::default()
     };
     let (mut e, mut out) = (engine(script, 1), Vec::new());
@@ -146,14 +147,16 @@ fn so_many_launches_that_can_be_stopped_are_in_flight_and_no_more() {
     assert_eq!(forms, YIELDING_IN_FLIGHT_MAX);
     assert_eq!(e.client_stats(1).unwrap().degraded, 50);
     assert_eq!(e.client_state(1).unwrap().in_flight, all, "and none was lost");
+    e.client_joined(2_000, info(2, Class::High), 0, &mut out);
+    e.high_activity(3_000, 2, true, 3_000, &mut out);
     // What they say of the others is not looked for among them.
-    e.launch_yielded(1, all - 1, 1_000);
+    e.launch_yielded(9_000, 1, all - 1, 1_000);
     assert_eq!(e.client_stats(1).unwrap().launches_yielded, 0);
-    e.launch_yielded(1, 0, 1_000);
+    e.launch_yielded(9_000, 1, 0, 1_000);
     assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1);
     // There is room again for as many as have ended.
     e.progress(9_000, 1, 0, 10, None, &mut out);
-    e.launch_yielded(1, 0, 1_000);
+    e.launch_yielded(9_000, 1, 0, 1_000);
     assert_eq!(e.client_stats(1).unwrap().launches_yielded, 1, "it is not in flight any more");
 }
 

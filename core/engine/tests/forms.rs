@@ -101,6 +101,7 @@ fn forms_are_measured_apart_and_turnarounds_kept() {
     use tally_engine::profile::Transformation;
     let script = Script {
         answers: [Ok(Decision::Sliced(2)), Ok(Decision::Run(0)), Ok(Decision::Preemptible)].into(),
+        on_event: [Command::SetAutoYield { client: LOW, enabled: true, idle_ns: 1_000 }].into(),
         ..Default::default()
     };
     let mut e = Engine::new(EngineConfig::default(), Box::new(script));
@@ -122,8 +123,12 @@ fn forms_are_measured_apart_and_turnarounds_kept() {
     assert_eq!((profile(&e).count, profile(&e).mean_ns), (1, 100_000));
     assert_eq!(profile(&e).forms[&(Form::Sliced, 2)].mean_ns, 200_000);
     e.submitted(5_000_000, LOW, Submission { offered, ..submission(2, Some(kernel)) }, &mut out);
-    e.launch_yielded(LOW, 7, 1);
-    e.launch_yielded(LOW, 2, 30_000);
+    e.launch_yielded(5_100_000, LOW, 2, 30_000);
+    assert_eq!(e.client_stats(LOW).unwrap().launches_yielded, 0, "nobody asked it to");
+    e.client_joined(5_100_000, info(HIGH, Class::High), 0, &mut out);
+    e.high_activity(5_200_000, HIGH, true, 5_200_000, &mut out);
+    e.launch_yielded(5_230_000, LOW, 7, 1);
+    e.launch_yielded(5_230_000, LOW, 2, u64::MAX);
     assert_eq!(profile(&e).turnaround_ns(Form::Preemptible, 0), Some(30_000));
     assert_eq!(e.client_stats(LOW).unwrap().launches_yielded, 1);
     // A verdict stays, and takes the offer away.

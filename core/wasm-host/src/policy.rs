@@ -20,7 +20,7 @@ use crate::spawn::{Budget, Exports, Live, Refusal, fault};
 use crate::state::{Restored, Saved};
 use crate::status::kind_name;
 use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tally_contract::capability::Capability;
 use tally_contract::limits::PASS_POLICY_MS;
 use tally_engine::policy::{
@@ -34,6 +34,8 @@ const RESPAWN_FUEL_SPARE: u64 = 100_000;
 /// Calls that cannot be deferred to the next pass, such as those for clients that join, are made until a pass's calls
 /// have taken this many times `PASS_POLICY_MS`.
 const OVERDUE: u64 = 25;
+/// The same, as time.
+const PASS_MAX: Duration = Duration::from_millis(OVERDUE * PASS_POLICY_MS);
 
 /// Said of a policy that would not let high priority run.
 const NOT_ITS_TO_CHANGE: &str = "answered something else than run for a high-priority launch \
@@ -298,7 +300,13 @@ impl WasmPolicy {
         let started = self.told.high_started.then_some(Event::HighStarted);
         let wanted = |event: &Event| self.subscriptions.has(event.kind());
         let events: Vec<_> = joined.chain(started).chain(open).filter(wanted).collect();
+        let start = Instant::now();
         for event in &events {
+            // Of many clients that takes long although each call is short.
+            if start.elapsed() >= PASS_MAX {
+                self.down = self.live.take().map(Live::end);
+                return Err(self.overdue(now_ns));
+            }
             let Some(live) = &mut self.live else { break };
             let commands = context.commands.list().len();
             let told = live.call(self.call_budget, now_ns, context, |policy, store| {
@@ -308,6 +316,10 @@ impl WasmPolicy {
                 context.commands.truncate(commands);
                 self.trapped(&error, now_ns)
             })?;
+        }
+        if self.has_passes {
+            let tick_ms = self.compiled.checked.limits.tick_ms().max(1);
+            self.long_calls += start.elapsed().as_millis() as u64 / tick_ms;
         }
         Ok(())
     }

@@ -327,7 +327,7 @@ impl<'a> Sim<'a> {
                 }
                 Happened::Yielded { lane, launch, turnaround_ns } => {
                     if let Some(engine) = &mut self.engine {
-                        engine.launch_yielded(lane as u32, launch, turnaround_ns);
+                        engine.launch_yielded(now_ns, lane as u32, launch, turnaround_ns);
                     }
                 }
             }

@@ -61,8 +61,9 @@ enum RegistrationError {
     #[error("the client's region is not one of this protocol's version {PROTOCOL_VERSION}")]
     Region,
     #[error(
-        "the core serves {0} clients already: raise admission.clients_max in its configuration, and its limit on \
-         open files if `tallyctl status` says that no more fit"
+        "the core serves {0} clients, and has no more places, or only those reserved for high priority \
+         (admission.reserved_clients): raise admission.clients_max in its configuration, and its limit on open files \
+         if `tallyctl status` says that no more fit"
     )]
     Full(usize),
     #[error(

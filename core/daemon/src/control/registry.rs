@@ -121,11 +121,11 @@ impl Registry {
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);
         let class = record.identity.class;
-        let last = numbers.map_or(record.seen, |n| status::totals(class, n));
+        let connected_s = record.since.elapsed().as_secs_f64();
+        let last = numbers.map_or(record.seen, |n| status::totals(class, connected_s, n));
         let dropped = u64::from(matches!(end, End::Dropped(_)));
         self.left.entry(class).or_default().add(Totals { connected: 0, dropped, ..last });
         let reason = end.to_string();
-        let connected_s = record.since.elapsed().as_secs_f64();
         self.departed.push_front(status::departed(record.identity, connected_s, reason, numbers));
     }
 
@@ -163,7 +163,8 @@ impl Registry {
     /// A client's figures, the last ones if it is gone from the dispatch thread.
     pub fn saw(&mut self, numbers: &ClientNumbers) {
         if let Some(record) = self.clients.get_mut(&numbers.id) {
-            record.seen = status::totals(record.identity.class, numbers);
+            let connected_s = record.since.elapsed().as_secs_f64();
+            record.seen = status::totals(record.identity.class, connected_s, numbers);
         }
     }
 

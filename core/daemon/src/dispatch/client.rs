@@ -135,7 +135,7 @@ impl DispatchClient {
         let link_turnarounds = link.region.turnarounds.count.load(Relaxed);
         DispatchClient {
             next_ticket: link.first_ticket,
-            kernels: KernelCache::new(link.kernels.clone()),
+            kernels: KernelCache::new(link.info.id, link.kernels.clone()),
             link,
             touched: false,
             sleeps_on: false,
@@ -322,7 +322,7 @@ impl DispatchClient {
         let mut moved = false;
         // First: the engine finds the launch only while it is in flight.
         if self.link.region.turnarounds.count.load(Relaxed) != self.turnarounds_seen {
-            self.poll_turnarounds(share, engine);
+            self.poll_turnarounds(now_ns, share, engine);
         }
         if self.link.region.limit_costs.count.load(Relaxed) != self.limit_costs_seen {
             self.poll_limit_costs(engine);

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use tally_contract::limits::KERNELS_MAX;
-use tally_engine::policy::{KernelId, forms_offered, launch_state};
+use tally_engine::policy::{ClientId, KernelId, forms_offered, launch_state};
 use tally_engine::profile::{Demand, KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags, transform_state};
@@ -133,6 +133,7 @@ fn transformation_of(word: u32) -> Transformation {
 
 /// Finds the engine's ids of one client's kernels.
 pub struct KernelCache {
+    client: ClientId,
     names: Vec<Option<Box<(String, u128)>>>,
     /// The standard hasher would be a twentieth of a decision. This one's seed is not made to withstand whoever
     /// looks for collisions; what a client can bring in is bounded.
@@ -144,8 +145,8 @@ pub struct KernelCache {
 
 impl KernelCache {
     /// Empty, for a client whose user has this share of the engine's table.
-    pub fn new(share: Arc<KernelShare>) -> Self {
-        KernelCache { names: Vec::new(), ids: HashMap::default(), held: Vec::new(), share }
+    pub fn new(client: ClientId, share: Arc<KernelShare>) -> Self {
+        KernelCache { client, names: Vec::new(), ids: HashMap::default(), held: Vec::new(), share }
     }
 
     /// Gives back what the client held of the engine's table. For when it has left.
@@ -194,7 +195,11 @@ impl KernelCache {
         if self.held.len() >= NEW_MAX || !self.share.take() {
             return None;
         }
-        let (name, image, settled) = self.name(region, request);
+        let (mut name, image, settled) = self.name(region, request);
+        if image == 0 {
+            // Another client's of this name may be another kernel: graphs are named by their numbers of nodes.
+            name = format!("{name} of client {}", self.client);
+        }
         let key = KernelKey { name, image, grid: request.grid, block: request.block };
         let id = engine.hold_kernel(&key);
         match id {
@@ -287,7 +292,7 @@ mod tests {
     }
 
     fn cache() -> KernelCache {
-        KernelCache::new(KernelShares::new(u32::MAX).of(User::Uid(1), false))
+        KernelCache::new(1, KernelShares::new(u32::MAX).of(User::Uid(1), false))
     }
 
     fn engine() -> Engine {
@@ -398,7 +403,7 @@ mod tests {
         let graph = cache
             .id(&region, &graph, &Witness::default(), &mut engine, &mut ProfileCache::default())
             .unwrap();
-        assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12");
+        assert_eq!(engine.world().profiles.get(graph).unwrap().key.name, "graph:12 of client 1");
     }
 
     /// Launch so many kernels that no other client has.
@@ -426,6 +431,27 @@ mod tests {
     }
 
     #[test]
+    fn graphs_of_two_clients_are_two_kernels() {
+        let mut engine = engine();
+        let (_fd, region) = tally_ipc::map::create_client().unwrap();
+        let graph = Request {
+            kernel: KERNEL_SLOTS as u32,
+            flags: submission_flags::GRAPH,
+            grid: [300, 1, 1],
+            ..request(3, 1)
+        };
+        let mut id_of = |client: ClientId| {
+            let share = KernelShares::new(u32::MAX).of(User::Uid(1), false);
+            let mut cache = KernelCache::new(client, share);
+            let (witness, mut kept) = (Witness::default(), ProfileCache::default());
+            cache.id(&region, &graph, &witness, &mut engine, &mut kept).unwrap()
+        };
+        let ids = [1, 2, 1].map(&mut id_of);
+        assert_ne!(ids[0], ids[1]);
+        assert_eq!(ids[0], ids[2]);
+    }
+
+    #[test]
     fn a_users_clients_share_its_part_of_the_table_and_strangers_leave_some() {
         let mut engine = engine();
         let mut shares = KernelShares::new(10_000);
@@ -433,14 +459,14 @@ mod tests {
         let mut clients: Vec<KernelCache> = Vec::new();
         for uid in 0..8 {
             for client in 0..3 {
-                let mut cache = KernelCache::new(shares.of(user(uid), false));
+                let mut cache = KernelCache::new(1, shares.of(user(uid), false));
                 flood(&mut cache, &mut engine, &format!("{uid}.{client}"), 8_000);
                 clients.push(cache);
             }
             let most = (10_000 * (uid + 1)).min(49_152);
             assert_eq!(engine.world().profiles.known(), most, "after user {uid}");
         }
-        let mut trusted = KernelCache::new(shares.of(user(100), true));
+        let mut trusted = KernelCache::new(1, shares.of(user(100), true));
         assert_eq!(flood(&mut trusted, &mut engine, "service", 10_000), 10_000);
     }
 
@@ -449,9 +475,9 @@ mod tests {
         let mut engine = engine();
         let mut shares = KernelShares::new(16_384);
         let user = User::Uid(1);
-        let mut other = KernelCache::new(shares.of(User::Uid(2), false));
+        let mut other = KernelCache::new(1, shares.of(User::Uid(2), false));
         for round in 0..20 {
-            let mut cache = KernelCache::new(shares.of(user, false));
+            let mut cache = KernelCache::new(1, shares.of(user, false));
             let name = format!("junk{round}");
             assert_eq!(flood(&mut cache, &mut engine, &name, 20_000), NEW_MAX, "round {round}");
             cache.release(&mut engine);

@@ -201,7 +201,7 @@ impl<P: Policy> Engine<P> {
         }
         // What it takes whole is to be known first, and one launch may include loading.
         let profile = s.kernel.and_then(|kernel| self.context.world.profiles.get(kernel));
-        // Beside others' work only the shortest is kept, and counts as one.
+        // Of times measured beside others' work only the shortest is kept: `count` is 1 then.
         let is_known = profile.is_some_and(|p| p.contended || p.count >= WHOLE_FIRST);
         let width_sms = if is_known { c.width_sms } else { 0 };
         self.answer(now_ns, id, decision, width_sms, predicted_ns, out);

@@ -15,6 +15,9 @@ impl<P: Policy> Engine<P> {
             let wanted = wants_yield(c, now_ns, high_active, idle_since);
             if wanted != c.yielded && (!wanted || !c.can_yield_in_flight.is_empty()) {
                 c.yielded = wanted;
+                if wanted {
+                    c.told_to_yield_ns = Some(now_ns);
+                }
                 c.stats.yields += u64::from(wanted);
                 self.best_effort.yields += u64::from(wanted && c.info.class == Class::BestEffort);
                 out.push(Action::Yield { client, yielded: wanted });
@@ -33,10 +36,19 @@ impl<P: Policy> Engine<P> {
         yielded.filter_map(Client::auto_yield_ns).map(|idle_ns| since.saturating_add(idle_ns)).min()
     }
 
-    /// A launch that was asked to yield had done so `turnaround_ns` later.
-    pub fn launch_yielded(&mut self, client: ClientId, ticket: u64, turnaround_ns: u64) {
+    /// A launch that was asked to yield had done so `turnaround_ns` later, as its client says: believed up to the time
+    /// for which it has been asked.
+    pub fn launch_yielded(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        ticket: u64,
+        turnaround_ns: u64,
+    ) {
         let Some(c) = self.clients.get_mut(client) else { return };
         let Some(&f) = c.can_yield_in_flight.iter().find(|f| f.ticket == ticket) else { return };
+        let Some(told_ns) = c.told_to_yield_ns else { return };
+        let turnaround_ns = turnaround_ns.min(now_ns.saturating_sub(told_ns.max(f.granted_ns)));
         c.stats.launches_yielded += 1;
         if let Some(kernel) = f.kernel {
             let profiles = &mut self.context.world.profiles;

@@ -188,7 +188,7 @@ impl Driver {
                 e.progress(now, id, 0, *ended as u32, measured, out);
             }
             Input::Yielded(id, ns) => {
-                e.launch_yielded(id, self.ended[id as usize], u64::from(ns) * 10 + 1);
+                e.launch_yielded(now, id, self.ended[id as usize], u64::from(ns) * 10 + 1);
             }
             Input::Activity(id, busy) => e.high_activity(now, id, busy, now, out),
             Input::Floor(id, permille) => e.set_min_share(now, id, permille, out),

@@ -8,7 +8,7 @@ use tally_ipc::layout::TURNAROUND_SLOTS;
 
 impl DispatchClient {
     /// Tell the engine which launches yielded, and how soon.
-    pub(super) fn poll_turnarounds(&mut self, share: Share, engine: &mut Engine) {
+    pub(super) fn poll_turnarounds(&mut self, now_ns: u64, share: Share, engine: &mut Engine) {
         let count = self.link.region.turnarounds.count.load(Acquire);
         self.check_turnarounds(count);
         let all = &self.link.region.turnarounds;
@@ -17,7 +17,8 @@ impl DispatchClient {
         let count = count.clamp(from, from.saturating_add(share.turnarounds as u64));
         for n in from..count {
             let t = &all.latest[(n % TURNAROUND_SLOTS as u64) as usize];
-            engine.launch_yielded(self.link.info.id, t.ticket.load(Relaxed), t.ns.load(Relaxed));
+            let (ticket, ns) = (t.ticket.load(Relaxed), t.ns.load(Relaxed));
+            engine.launch_yielded(now_ns, self.link.info.id, ticket, ns);
         }
         self.turnarounds_seen = count;
         let turnarounds = (count - from) as usize;
