@@ -24,6 +24,7 @@ LEFT_OUT = {
     "part_that_fails": "the software device is made to fail",
     "finds_the_context_in_error": "the same",
     "cannot_go_in_parts": "the same",
+    "is_refused_runs_whole": "the same",
     "keeps_its_hints": "the software device is made to refuse launches without",
     "a_full_stream": "the software device is told how many launches a stream takes",
     "goes_wrong": "the software device is made to go wrong",

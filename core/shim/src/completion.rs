@@ -6,16 +6,17 @@
 //!
 //! An event without timing, as these are, takes no GPU time and no entry of a hardware queue, holds up
 //! no other stream of its queue, and asking for it never waits, whatever other threads do (measured:
-//! `bench/gpu`, `streams`). Recorded within the call of the launch it orders nothing that was not
-//! ordered: work that another thread puts into the legacy stream or a blocking one at the same moment
-//! could as well have come before the launch.
+//! `bench/gpu`, `streams`). But in a blocking stream it waits for what came into the legacy stream before it, and the
+//! other way round, and so would who waits for the launch. So it is recorded there only if no other thread began to
+//! put anything anywhere since the launch began; who does meanwhile waits for the record
+//! ([`quiesce::undisturbed`]).
 //!
 //! Must never wait for the GPU. Only [`track_launch`] and [`mark`] put anything into a stream, and only by
 //! a thread that the program uses that stream with.
 
 use crate::activity::{self, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{link, poller, quiesce};
+use crate::{link, poller, quiesce, streams};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -153,13 +154,14 @@ fn is_due(index: usize, pending: usize, unmarked: u32, is_sparse: bool) -> bool 
 
 /// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
 /// holds the slot's lock unless streams share the slot. A launch that the driver refused counts, too.
+/// `since`: [`quiesce::enqueued`] before the launch.
 pub fn track_launch(
     index: usize,
     slot: &Slot,
     stream: usize,
     number: u32,
-    is_sample: bool,
-    is_sparse: bool,
+    [is_sample, is_sparse]: [bool; 2],
+    since: u64,
 ) {
     let issued_ns = now_ns();
     let track = &TRACKS[index & 63];
@@ -167,7 +169,14 @@ pub fn track_launch(
         let pending = track.markers.len();
         (is_sample && pending < DENSE_SAMPLES) || is_due(index, pending, track.unmarked, is_sparse)
     });
-    let marker = due.then(|| marker(index, slot, stream, number, issued_ns, is_sample)).flatten();
+    let record = || marker(index, slot, stream, number, issued_ns, is_sample);
+    let is_ordering =
+        || streams::orders(stream, index != OVERFLOW && slot.non_blocking.load(Relaxed) != 0);
+    let marker = match due {
+        true if is_ordering() => quiesce::undisturbed(since, record),
+        true => record(),
+        false => None,
+    };
     track.with(|track| match marker {
         Some(marker) => {
             if track.markers.is_empty() {
@@ -183,9 +192,9 @@ pub fn track_launch(
 
 /// An ungated launch was made, which still counts as being issued. Streams that share a slot cannot be asked, and
 /// waiting for one of them says nothing of the others: there, an event says when it is done.
-pub fn track_ungated(index: usize, stream: usize, number: u32) {
+pub fn track_ungated(index: usize, stream: usize, number: u32, since: u64) {
     if index == OVERFLOW {
-        track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false);
+        track_launch(index, &SLOTS[OVERFLOW], stream, number, [false; 2], since);
     }
 }
 

@@ -348,7 +348,6 @@ entry_points! {
     cuMemHostUnregister(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuMemUnmap(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuMemRelease(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
-    cuMemPoolTrimTo(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuMemPoolDestroy(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuArrayDestroy(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;
     cuMipmappedArrayDestroy(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false quiesce::blocks_launches;

@@ -186,7 +186,8 @@ pub fn issue_ungated(
     let stream = slots::explicit(call.stream, call.per_thread);
     let measured = Measured { stream, shape: call.shape, target: call.target };
     let measured = may_be_measured.then_some(&measured);
-    counted(client, slot, call, measured, |number| completion::track_ungated(slot, stream, number))
+    let since = quiesce::enqueued();
+    counted(client, slot, call, measured, |n| completion::track_ungated(slot, stream, n, since))
 }
 
 /// `behind` comes while the launch still counts as being issued.

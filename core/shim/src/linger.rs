@@ -14,7 +14,8 @@
 //! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
 //!   what waits for the whole context does; nothing lingers before such a call.
 //! - nothing of the program is ordered that was not: behind the legacy stream only while no other blocking stream has
-//!   work, and not where there are more streams than hardware queues;
+//!   work, behind a blocking stream only while no launch in the legacy stream is known to run (copies and host functions
+//!   there are not looked at), and not where there are more streams than hardware queues;
 //! - nothing here waits in the driver, and no stream of the program's finds its hardware queue taken: only while there
 //!   are fewer streams in use than queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
@@ -26,9 +27,9 @@
 //! such wait after which nothing runs.
 
 use crate::slots::{OVERFLOW, SLOTS};
-use crate::{asking, capture, log, quiesce, state, streams};
+use crate::{asking, capture, log, quiesce, slots, state, streams};
 use std::ffi::CStr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tally_contract::limits::LINGER_US_MAX;
@@ -195,9 +196,17 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     // A record there is a barrier between the program's blocking streams.
     let is_barrier =
         matches!(awaited, Awaited::Stream(STREAM_LEGACY)) && streams::may_have_blocking(context);
+    // A record there waits for what came into the legacy stream since the launch.
+    let is_behind_legacy = matches!(awaited, Awaited::Stream(stream) if stream != STREAM_LEGACY)
+        && SLOTS[slot].non_blocking.load(Relaxed) == 0;
+    let may_issue = || match (is_barrier, is_behind_legacy) {
+        (true, _) => are_idle(context),
+        (_, true) => !has_legacy_launches(client, context),
+        _ => true,
+    };
     let issued = d.relaxed(|| match STATE.load(Acquire) {
         READY if CONTEXT.load(Relaxed) == context => {
-            let issue = || (!is_barrier || are_idle(context)).then(|| issue(awaited));
+            let issue = || may_issue().then(|| issue(awaited));
             // Beside a call that waits for all that runs the driver would keep us waiting, too.
             quiesce::alone_outside(GUARD_WAIT_MAX, issue).unwrap_or(Ok(false))
         }
@@ -215,6 +224,16 @@ fn linger(slot: usize, sequence: u32, awaited: Awaited) {
         Ok(false) => {}
         Err(error) => failed(client, error),
     }
+}
+
+/// Whether launches in a context's legacy stream may still run. Nothing comes into any stream meanwhile.
+fn has_legacy_launches(client: &ClientRegion, context: usize) -> bool {
+    let busy = client.activity.busy_streams.load(SeqCst);
+    slots::in_use().any(|(index, slot)| {
+        let is_legacy = index == OVERFLOW || slot.stream.load(Relaxed) == STREAM_LEGACY;
+        let is_here = index == OVERFLOW || slot.context.load(Relaxed) == context;
+        is_legacy && is_here && busy & slots::bit(index) != 0
+    })
 }
 
 /// Whether none of a context's blocking streams but the legacy one has work: a barrier then orders nothing that the

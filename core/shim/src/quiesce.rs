@@ -56,6 +56,10 @@ const JOINS: usize = 2;
 static ENTERED: AtomicU32 = AtomicU32::new(0);
 /// Counts what [`while_open_unjoined`] runs, and more for batches.
 static ENQUEUED: AtomicU64 = AtomicU64::new(0);
+/// Threads in [`undisturbed`].
+static RECORDS: AtomicU32 = AtomicU32::new(0);
+/// How long a call waits for them: a thread may be lost there.
+const RECORD_MAX: Duration = Duration::from_millis(2);
 /// What a call counts that may put very much into a stream.
 const BATCH: u64 = 1_024;
 /// Calls of [`ENTERED`] that wait for [`ISSUER`], and are not in the driver.
@@ -70,6 +74,8 @@ static WAITS_THERE: AtomicU32 = AtomicU32::new(0);
 static HELPS: AtomicU32 = AtomicU32::new(0);
 /// How long a call in which launches wait is held back for launches that may need help.
 const HELP_WAIT_MAX: Duration = Duration::from_secs(5);
+/// A call was held back for so long in vain: no other is, until no launch may need help.
+static HELP_IS_LATE: AtomicBool = AtomicBool::new(false);
 /// Held by the thread that loads code.
 static LOADER: Lock = Lock::new();
 /// Held by who makes a launch in parts.
@@ -244,8 +250,24 @@ pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
         }
     }
     ENQUEUED.fetch_add(1, SeqCst);
+    if RECORDS.load(SeqCst) != 0 && !state::is_inside() {
+        let start = Instant::now();
+        while RECORDS.load(SeqCst) != 0 && start.elapsed() < RECORD_MAX {
+            std::hint::spin_loop();
+        }
+    }
     let result = call();
     ENTERED.fetch_sub(1, SeqCst);
+    result
+}
+
+/// Put something of the shim's behind the calling thread's own launch, unless another call has begun to put something
+/// into a stream since there were `since` of them. Calls that begin meanwhile wait for it.
+pub fn undisturbed<T>(since: u64, record: impl FnOnce() -> Option<T>) -> Option<T> {
+    RECORDS.fetch_add(1, SeqCst);
+    // One of the two sees the other.
+    let result = if ENQUEUED.load(SeqCst) == since { record() } else { None };
+    RECORDS.fetch_sub(1, SeqCst);
     result
 }
 
@@ -262,14 +284,20 @@ pub fn waiting(call: impl FnOnce() -> CuResult) -> CuResult {
     }
     WAITS.fetch_add(1, SeqCst);
     let start = Instant::now();
-    let nap = || {
-        let is_early = start.elapsed() < HELP_WAIT_MAX && !state::is_exiting();
-        if is_early {
-            wait::nap(NAP);
+    loop {
+        let is_needed = may_need_help();
+        if !is_needed {
+            HELP_IS_LATE.store(false, SeqCst);
+        } else if start.elapsed() >= HELP_WAIT_MAX {
+            HELP_IS_LATE.store(true, SeqCst);
         }
-        is_early
-    };
-    while (CLOSED.load(SeqCst) & (1 << ISSUES) != 0 || may_need_help()) && nap() {}
+        let is_held =
+            CLOSED.load(SeqCst) & (1 << ISSUES) != 0 || (is_needed && !HELP_IS_LATE.load(SeqCst));
+        if !is_held || start.elapsed() >= HELP_WAIT_MAX || state::is_exiting() {
+            break;
+        }
+        wait::nap(NAP);
+    }
     let result = while_open(|| {
         loop {
             WAITS_THERE.fetch_add(1, SeqCst);
@@ -497,10 +525,11 @@ pub unsafe fn host_func(
 pub fn reset() {
     LOADER.reset();
     ISSUER.reset();
-    for word in [&CLOSED, &ENTERED, &WAITING, &SLEEPING, &WAITS, &WAITS_THERE, &HELPS] {
+    for word in [&CLOSED, &ENTERED, &WAITING, &SLEEPING, &WAITS, &WAITS_THERE, &HELPS, &RECORDS] {
         word.store(0, SeqCst);
     }
     IS_LOST.store(false, SeqCst);
+    HELP_IS_LATE.store(false, SeqCst);
     ALONE_WAIT.store(ALONE_WAIT_NS[1], SeqCst);
     PATIENT_AGAIN_NS.store(0, SeqCst);
 }

@@ -4,12 +4,12 @@ use crate::slots::{
     FREE, GONE, Key, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, TABLE, USED, bit, detach, find,
     green_of, has_attributes, in_use, inspect, release,
 };
-use crate::{activity, capture, completion, device, link, poller, quiesce, state, units};
+use crate::{activity, capture, completion, device, link, poller, quiesce, state, streams, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_preempt::cuda::{STREAM_PER_THREAD, driver};
+use tally_preempt::cuda::{STREAM_LEGACY, STREAM_PER_THREAD, driver};
 
 /// Gives a slot to a stream that has none. [`OVERFLOW`] if none is free.
 #[cold]
@@ -20,6 +20,9 @@ pub fn give(key: Key) -> usize {
     let _held = TABLE.lock();
     if let Some(there) = find(key) {
         return there;
+    }
+    if non_blocking == 0 && key.stream != STREAM_LEGACY {
+        streams::note_blocking();
     }
     let Some(free) = SLOTS[..OVERFLOW].iter().position(|s| s.phase.load(Acquire) == FREE) else {
         let slot = &SLOTS[OVERFLOW];
@@ -139,7 +142,8 @@ fn thread_ended(token: u64) {
     }
 }
 
-/// The calling thread uses its own default stream: put an event there if one is wanted.
+/// The calling thread has just launched into its own default stream: put an event there if one is wanted. Not at other
+/// moments: the event would wait for what came into the legacy stream since, and so would a wait for this stream.
 #[inline]
 pub fn mark_if_wanted(index: usize) {
     let slot = &SLOTS[index & 63];

@@ -85,14 +85,19 @@ fn elf_length(
     usize::try_from(end).ok().filter(|end| (ELF_HEADER_BYTES..=IMAGE_BYTES_MAX).contains(end))
 }
 
-/// Bytes of a text before its NUL.
+/// What no text has, but images of kinds that are not known here: control characters other than white space.
+fn is_control(byte: &u8) -> bool {
+    byte.is_ascii_control() && !matches!(byte, b'\t'..=b'\r')
+}
+
+/// Bytes of a text before its NUL; `None` if it is none.
 fn text_length(start: usize) -> Option<usize> {
     let mut chunk = [0; CHUNK_BYTES];
     let mut length = 0;
     while length <= IMAGE_BYTES_MAX {
         let got = read(start.checked_add(length)?, &mut chunk);
-        if let Some(end) = chunk[..got].iter().position(|byte| *byte == 0) {
-            return Some(length + end);
+        if let Some(end) = chunk[..got].iter().position(is_control) {
+            return (chunk[end] == 0).then_some(length + end);
         }
         if got < chunk.len() {
             return None;
@@ -139,5 +144,21 @@ pub fn is_whole(bytes: &[u8]) -> bool {
         let length = length.and_then(|header| elf_length(header, section));
         return length.is_some_and(|length| length <= bytes.len());
     }
-    !bytes.is_empty() && !bytes.starts_with(&WRAPPER_MAGIC) && !bytes.contains(&0)
+    !bytes.is_empty() && !bytes.starts_with(&WRAPPER_MAGIC) && !bytes.iter().any(is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_control_characters_is_no_text() {
+        let unknown = *b"\x7fTileIR\0\x0d\x01 more";
+        assert_eq!(of(unknown.as_ptr() as usize), None);
+        assert!(!is_whole(b"\x7fTileIR"));
+        let text = *b"// a\tcomment \xc3\xa9\r\n.version 7.0\n\0";
+        let span = of(text.as_ptr() as usize).unwrap();
+        assert_eq!((span.bytes, span.is_plain), (text.len() - 1, true));
+        assert!(is_whole(&text[..span.bytes]));
+    }
 }

@@ -58,18 +58,35 @@ static CREATED: Locked<Created> =
 static UNUSED: Handles<{ 2 * CREATED_MAX }> = Handles::new();
 static UNUSED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static USED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// There is, or was, a stream that waits for the legacy one.
+static HAS_BLOCKING: AtomicBool = AtomicBool::new(false);
 /// Threads that have called functions of which a null stream is the thread's own.
 static PER_THREAD: AtomicU32 = AtomicU32::new(0);
 
+/// Whether the thread is counted in [`PER_THREAD`], until it ends.
+struct PerThread(Cell<bool>);
+
+impl Drop for PerThread {
+    fn drop(&mut self) {
+        if self.0.get() {
+            PER_THREAD.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
 thread_local! {
-    static IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
+    static IS_PER_THREAD: PerThread = const { PerThread(Cell::new(false)) };
 }
 
 /// A call puts something into a stream, which is one of its arguments.
 #[inline]
 pub fn put(per_thread: bool, arguments: &[usize]) {
-    if per_thread && !IS_PER_THREAD.replace(true) {
-        PER_THREAD.fetch_add(1, Relaxed);
+    if per_thread {
+        // While a thread ends, its locals may be gone.
+        let is_first = IS_PER_THREAD.try_with(|counted| !counted.0.replace(true));
+        if is_first == Ok(true) {
+            PER_THREAD.fetch_add(1, Relaxed);
+        }
     }
     if UNUSED_COUNT.load(Relaxed) != 0 {
         for argument in arguments.iter().filter(|a| UNUSED.get(**a).is_some()) {
@@ -148,6 +165,17 @@ pub fn may_have_blocking(context: usize) -> bool {
     slots::has_blocking(context, |_| false) || CREATED.with(was_made)
 }
 
+/// Whether what the shim puts into a stream may wait for other streams' work, or they for it: between the legacy stream
+/// and those that wait for it.
+pub fn orders(stream: usize, is_non_blocking: bool) -> bool {
+    !is_non_blocking && (stream != STREAM_LEGACY || HAS_BLOCKING.load(Relaxed))
+}
+
+/// A stream is used that waits for the legacy one.
+pub fn note_blocking() {
+    HAS_BLOCKING.store(true, Relaxed);
+}
+
 /// Those streams, to be asked by [`exists`] before each use. `None`: not all are known.
 pub fn blocking(context: usize) -> Option<Vec<usize>> {
     let known = CREATED.with(|all| {
@@ -168,6 +196,9 @@ pub fn non_blocking(context: usize) -> Option<Vec<usize>> {
 
 /// A stream was created: in this green context, or if 0 in the calling thread's context.
 fn created(result: CuResult, stream: *mut Ptr, flags: c_uint, green: usize) -> CuResult {
+    if flags & STREAM_NON_BLOCKING == 0 {
+        note_blocking();
+    }
     if result != SUCCESS || stream.is_null() || state::client().is_none() {
         return result;
     }

@@ -17,7 +17,7 @@ use crate::activity::{self, Snapshot};
 use crate::events::{self, Position};
 use crate::linger::{self, Awaited as Lingers};
 use crate::slots::{self, DRAINING, LIVE, OVERFLOW, SLOTS};
-use crate::{asking, capture, completion, link, quiesce, slot_life, state, streams, units};
+use crate::{asking, capture, completion, link, quiesce, state, streams, units};
 use std::ffi::c_uint;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use tally_ipc::ClientRegion;
@@ -120,9 +120,6 @@ impl Awaited {
             return None;
         }
         let slot = slots::find(slots::key(stream, per_thread));
-        if let Some(slot) = slot {
-            slot_life::mark_if_wanted(slot);
-        }
         let wanted = slot.filter(|slot| (busy | units::pending()) & slots::bit(*slot) != 0);
         let stream_at = wanted.map(|slot| (slot, SLOTS[slot].word.snapshot()));
         let joined = events::joined(slots::explicit(stream, per_thread));
@@ -155,7 +152,6 @@ fn of_stream(stream: Ptr, per_thread: bool) -> Option<(&'static ClientRegion, us
         return None;
     }
     let slot = slots::find(slots::key(stream, per_thread))?;
-    slot_life::mark_if_wanted(slot);
     (busy & slots::bit(slot) != 0).then(|| (client, slot, SLOTS[slot].word.snapshot()))
 }
 
@@ -402,7 +398,6 @@ fn of_copy(per_thread: bool) -> Option<Covered> {
         return Covered::of_context(current_context(), true);
     }
     let slot = slots::find(slots::key(std::ptr::null_mut(), true))?;
-    slot_life::mark_if_wanted(slot);
     Covered::busy(|i| i == slot)
 }
 

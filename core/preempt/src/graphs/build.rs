@@ -434,6 +434,10 @@ impl Pieces {
         let f = driver().graph_instantiate.ok_or(Reason::Missing(call))?;
         let home = self.home.clone();
         let all = || {
+            // A part that the driver refuses for want of memory only when it is launched cannot be taken back.
+            if !sm_limit::has_spare_memory() {
+                return Err(Reason::Busy);
+            }
             while let Some(piece) = self.pieces.pop_front() {
                 match piece {
                     Piece::Kernel(solo) => parts.steps.push(Step::Kernel(solo)),

@@ -17,7 +17,7 @@ const WORK: u32 = 40_000;
 const MOST: u64 = 16;
 
 /// Settings of a high-priority client in sharing mode `timeslice`.
-fn taking_turns(linger_us: u32) -> Welcome {
+pub fn taking_turns(linger_us: u32) -> Welcome {
     Welcome {
         high_priority: true,
         sharing: SharingMode::TimeSlice { slice_us: 0, shared_us: 0, linger_us },
@@ -29,18 +29,18 @@ fn taking_turns(linger_us: u32) -> Welcome {
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// How often the program lingered since, by the shim's account.
-fn count() -> u64 {
+pub fn count() -> u64 {
     ask("count").parse::<u64>().unwrap() - BEFORE.load(SeqCst)
 }
 
 /// Until nothing lingers: a further one might be left out.
-fn settle(device: &Device) {
+pub fn settle(device: &Device) {
     // SAFETY: no arguments.
     ok(unsafe { (device.cuda.cuCtxSynchronize)() });
 }
 
 /// Answer [`count`] until the program has said all.
-fn counting(core: &mut Governor) {
+pub fn counting(core: &mut Governor) {
     loop {
         match core.hear().as_str() {
             "count" => {
@@ -62,7 +62,7 @@ fn counting(core: &mut Governor) {
 }
 
 /// Until it lingers: its kernels are loaded behind a wait after which nothing runs.
-fn warm_up(device: &Device, stream: Ptr) {
+pub fn warm_up(device: &Device, stream: Ptr) {
     let before = count();
     let start = std::time::Instant::now();
     while count() == before {

@@ -18,6 +18,7 @@ mod graph_parts;
 mod graphs;
 mod joins;
 mod kernels;
+mod legacy;
 mod lingering;
 mod loads;
 mod losses;
