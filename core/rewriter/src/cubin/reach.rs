@@ -256,7 +256,25 @@ impl<'c, 'a> References<'c, 'a> {
 /// Objects without members of CUDA's standard library and Thrust (`std::ignore`,
 /// `std::ranges::begin`, `thrust::placeholders::_1`, ...): a byte that means nothing.
 fn is_empty_object(symbol: &Symbol<'_>) -> bool {
-    symbol.size == 1 && ["4cuda3std", "6thrust"].iter().any(|part| symbol.name.contains(part))
+    symbol.size == 1 && is_of_library(symbol.name)
+}
+
+/// Whether a mangled name is in the namespace `cuda::std` or `thrust`, behind the component that stands for the
+/// translation unit of a local object.
+fn is_of_library(name: &str) -> bool {
+    let mut rest = name.strip_prefix("_ZN").unwrap_or_default();
+    let mut component = || {
+        let (length, after) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
+        let (component, after) = after.split_at_checked(length.parse().ok()?)?;
+        rest = after;
+        Some(component)
+    };
+    let first = component().filter(|first| !first.starts_with("_INTERNAL_"));
+    match first.or_else(&mut component) {
+        Some("thrust") => true,
+        Some("cuda") => component() == Some("std"),
+        _ => false,
+    }
 }
 
 /// Whether a relocation is to the first instruction of its symbol's section. Where the
@@ -264,4 +282,32 @@ fn is_empty_object(symbol: &Symbol<'_>) -> bool {
 fn starts_at_entry(symbol: &Symbol<'_>, relocation: &Relocation) -> bool {
     let target = symbol.value.wrapping_add_signed(relocation.addend.unwrap_or(0));
     target < sass::INSTRUCTION_BYTES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_library;
+
+    #[test]
+    fn objects_of_libraries_are_told_by_their_namespace() {
+        for name in [
+            "_ZN4cuda3std3__48in_placeE",
+            "_ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1234cuda3std6ranges3__45beginE",
+            "_ZN6thrust24THRUST_300000_SM_900_NS12placeholders2_1E",
+            "_ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1236thrust6system3cpu3parE",
+        ] {
+            assert!(is_of_library(name), "{name}");
+        }
+        for name in [
+            "_ZN16thrust_extension4doneE",
+            "_ZN4mine6thrust4doneE",
+            "_ZN4cuda4mine4doneE",
+            "_ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1234mine4doneE",
+            "_ZN99cuda",
+            "6thrust",
+            "",
+        ] {
+            assert!(!is_of_library(name), "{name}");
+        }
+    }
 }
