@@ -23,6 +23,9 @@ const WINDOW_NS: u64 = 1_000_000_000;
 /// GPU time that a client is owed when it becomes due, and at most.
 const BURST_NS: i64 = 2_000_000;
 const CREDIT_NS: i64 = 8_000_000;
+/// What a saved state says that a client owes, or used without being charged, is believed up to its share of the
+/// window, or up to one long launch if that is more: any policy may have written it.
+const RESTORED_LAUNCH_NS: u64 = 100_000_000;
 /// Least time until a launch is looked at again.
 const LOOK_NS: u64 = 50_000;
 /// First words of the lines that are saved.
@@ -53,6 +56,8 @@ struct Floor {
     in_flight: bool,
     /// It may become due, or cease to be, after so long.
     again_ns: u64,
+    /// It was read from a saved state and has not been looked at since.
+    is_restored: bool,
 }
 
 fn backlogged_ns(state: &ClientState, now_ns: u64) -> u64 {
@@ -79,7 +84,25 @@ impl Floor {
             is_due: false,
             in_flight: false,
             again_ns: 0,
+            is_restored: false,
         }
+    }
+
+    /// GPU time that it gets in the window, in thousandths of ns.
+    fn window(&self) -> i64 {
+        times(WINDOW_NS, self.permille)
+    }
+
+    /// Most GPU time that it is owed, likewise, without what it used since it was charged last.
+    fn most(&self) -> i64 {
+        self.window().min(1_000 * CREDIT_NS)
+    }
+
+    /// Within what a saved state is believed.
+    fn bound(&mut self) {
+        let least = self.window().max(times(RESTORED_LAUNCH_NS, 1_000));
+        self.used = self.used.clamp(0, least);
+        self.owed = self.owed.clamp(-least, self.most().saturating_add(self.used));
     }
 
     fn look(&mut self, state: &ClientState, now_ns: u64) -> Due {
@@ -95,11 +118,14 @@ impl Floor {
         }
         self.in_flight = state.in_flight > 0;
         self.used = if self.in_flight { self.used.saturating_sub(had).max(0) } else { 0 };
-        let window = times(WINDOW_NS, self.permille);
+        let (window, most) = (self.window(), self.most());
         let least = if self.is_due { i64::MIN } else { self.owed.min(-window) };
-        let most = window.min(1_000 * CREDIT_NS);
         let owed = self.owed.saturating_add(earned).saturating_sub(had);
         self.owed = owed.max(least).min(most.saturating_add(self.used));
+        if std::mem::take(&mut self.is_restored) {
+            // What was charged before, and when that was, may be invented.
+            self.bound();
+        }
         let burst = (1_000 * BURST_NS).min(most / 2);
         let owed = self.owed.saturating_sub(self.used);
         self.is_due = owed > if self.is_due { 0 } else { burst - 1 };
@@ -237,7 +263,7 @@ impl Floors {
     /// After a reload, which ends timers: the timer of [`Floors::wake`], if one was set.
     pub(crate) fn wake_again(&self, now_ns: u64, token: u64) {
         if self.timer_ns > 0 {
-            host::set_timer(self.timer_ns.saturating_sub(now_ns).max(LOOK_NS), token);
+            host::set_timer(self.timer_ns.saturating_sub(now_ns).clamp(LOOK_NS, WINDOW_NS), token);
         }
     }
 
@@ -284,7 +310,7 @@ impl Floors {
         lines
     }
 
-    /// What such lines say, among others.
+    /// What such lines say, among others, bounded: any policy may have written them.
     pub(crate) fn read(lines: &str) -> Self {
         let floor = |line| {
             let [
@@ -299,18 +325,21 @@ impl Floors {
                 in_flight,
                 again_ns,
             ] = numbers(line, FLOOR)?;
-            Some(Floor {
+            let mut floor = Floor {
                 id: ClientId::try_from(id).ok()?,
                 permille: u32::try_from(permille).ok()?.min(1_000),
                 owed: owed.cast_signed(),
-                used: used.cast_signed().max(0),
+                used: used.cast_signed(),
                 charged_ns,
                 backlogged_ns,
                 looked_ns,
                 is_due: is_due > 0,
                 in_flight: in_flight > 0,
                 again_ns: again_ns.clamp(LOOK_NS, WINDOW_NS),
-            })
+                is_restored: true,
+            };
+            floor.bound();
+            Some(floor)
         };
         let timer_ns = lines.lines().find_map(|line| numbers(line, TIMER)).map_or(0, |[ns]| ns);
         let mut all: Vec<Floor> = lines.lines().filter_map(floor).take(FLOORS_MAX).collect();

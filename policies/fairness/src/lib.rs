@@ -70,6 +70,9 @@ const PAUSE_NS: u64 = 100_000;
 pub const PATIENCE_PERCENT: u64 = 2;
 /// As much of it is saved up.
 const PATIENCE_NS_MAX: u64 = 20 * PAUSE_NS;
+/// What a saved state says of a client's debt and lost time is believed up to so many rounds: any policy may have
+/// written it.
+const RESTORED_ROUNDS: u64 = 4;
 
 /// A client that takes part.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +91,8 @@ struct Member {
     active_ns: u64,
     /// The last time that it was not, it launched again within [`PAUSE_NS`].
     returns_soon: bool,
+    /// It was read from a saved state and has not been looked at since.
+    is_restored: bool,
 }
 
 impl Member {
@@ -103,6 +108,7 @@ impl Member {
             in_flight: false,
             active_ns: 0,
             returns_soon: false,
+            is_restored: false,
         }
     }
 
@@ -116,6 +122,16 @@ impl Member {
 
     fn pause_ends_ns(&self) -> u64 {
         self.active_ns.saturating_add(PAUSE_NS)
+    }
+
+    /// Within what a few rounds amount to. `round_ns` is the GPU time of a round of all clients, `turn_ns` that of a
+    /// client of average weight.
+    fn bound(&mut self, round_ns: u64, turn_ns: u64) {
+        let signed = |ns: u64| 0_i64.saturating_add_unsigned(ns.saturating_mul(RESTORED_ROUNDS));
+        let debt_ns = signed(turn_ns.max(self.quantum_ns.unsigned_abs()));
+        let lost_ns = signed(round_ns.saturating_mul(WALL));
+        self.credit_ns = self.credit_ns.clamp(-debt_ns, self.quantum_ns);
+        self.lost_ns = self.lost_ns.clamp(-lost_ns, lost_ns);
     }
 
     /// What it did in the `passed_ns` since it was looked at last.
@@ -312,9 +328,15 @@ impl Rounds {
         let spent_ns = if self.is_patient { passed_ns } else { 0 };
         let patience_ns = self.patience_ns.saturating_add(earned_ns).saturating_sub(spent_ns);
         self.patience_ns = patience_ns.min(PATIENCE_NS_MAX);
+        let (round_ns, turn_ns) = (self.round_ns(), self.turn_ns);
         for state in host::clients() {
             if let Ok(at) = self.members.binary_search_by_key(&state.id, |member| member.id) {
-                self.members[at].look(&state, now_ns, passed_ns);
+                let member = &mut self.members[at];
+                member.look(&state, now_ns, passed_ns);
+                if std::mem::take(&mut member.is_restored) {
+                    // The saved usage, from which the core's differs, may be invented.
+                    member.bound(round_ns, turn_ns);
+                }
             }
         }
     }
@@ -384,7 +406,7 @@ impl Rounds {
         Some(if member.is_backlogged() {
             Wait::Queue(member.credit_ns.unsigned_abs())
         } else {
-            Wait::Idle(member.active_ns.saturating_add(MOMENT_NS) - now_ns)
+            Wait::Idle(member.active_ns.saturating_add(MOMENT_NS).saturating_sub(now_ns))
         })
     }
 
@@ -411,6 +433,12 @@ impl Rounds {
         next
     }
 
+    /// GPU time of a round of all clients.
+    fn round_ns(&self) -> u64 {
+        let quanta = self.members.iter().map(|member| member.quantum_ns.unsigned_abs());
+        quanta.fold(0, u64::saturating_add)
+    }
+
     fn turn_of(&self, at: usize) -> u64 {
         WALL.saturating_mul(self.members[at].quantum_ns.unsigned_abs())
     }
@@ -422,16 +450,14 @@ impl Rounds {
         let missing =
             |m: &Member| 1 + m.credit_ns.min(0).unsigned_abs() / m.quantum_ns.unsigned_abs();
         let rounds = backlogged.map(missing).min().unwrap_or(1);
-        let mut all_ns = 0_u64;
         for member in &mut self.members {
             let quantum_ns = member.quantum_ns;
             let more_ns = quantum_ns.saturating_mul(i64::try_from(rounds).unwrap_or(i64::MAX));
             member.credit_ns = member.credit_ns.saturating_add(more_ns).min(quantum_ns);
             member.lost_ns /= 2;
-            all_ns = all_ns.saturating_add(quantum_ns.unsigned_abs());
         }
         if !self.one_at_a_time {
-            self.left_ns = all_ns.saturating_mul(WALL);
+            self.left_ns = self.round_ns().saturating_mul(WALL);
         }
     }
 
@@ -445,10 +471,19 @@ impl Rounds {
         for member in &mut self.members {
             let quantum_ns = i64::try_from(unit_ns.saturating_mul(member.weight));
             member.quantum_ns = quantum_ns.unwrap_or(i64::MAX);
-            // What was saved was of a round with all of them.
-            if self.known.is_empty() {
+        }
+        // What was saved was of a round with all of them.
+        if self.known.is_empty() {
+            let (round_ns, turn_ns) = (self.round_ns(), self.turn_ns);
+            for member in &mut self.members {
                 member.credit_ns = member.credit_ns.min(member.quantum_ns);
+                if member.is_restored {
+                    member.bound(round_ns, turn_ns);
+                }
             }
+            let wall_ns = round_ns.saturating_mul(WALL);
+            self.left_ns = self.left_ns.min(wall_ns);
+            self.drain_ns = self.drain_ns.min(wall_ns.saturating_mul(DRAIN));
         }
     }
 }

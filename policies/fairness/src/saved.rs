@@ -51,8 +51,11 @@ impl Rounds {
     }
 
     /// Go on from there as soon as the clients join: of the same turn and sharing mode only.
+    ///
+    /// Any policy may have written the lines. Times after `now_ns` count as `now_ns`; credit, lost time and the time
+    /// left are bounded once the weights of all clients are known.
     #[must_use]
-    pub(crate) fn after(mut self, saved: SavedRounds) -> Self {
+    pub(crate) fn after(mut self, now_ns: u64, saved: SavedRounds) -> Self {
         let Some([turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen]) =
             saved.round
         else {
@@ -62,10 +65,11 @@ impl Rounds {
             return self;
         }
         self.owner = ClientId::try_from(owner).ok();
-        (self.left_ns, self.drain_ns, self.seen_ns) = (left, drain, seen);
+        (self.left_ns, self.drain_ns, self.seen_ns) = (left, drain, seen.min(now_ns));
         (self.patience_ns, self.is_patient) =
             (patience.min(super::PATIENCE_NS_MAX), is_patient > 0);
         self.known = saved.members;
+        self.known.iter_mut().for_each(|member| member.active_ns = member.active_ns.min(now_ns));
         self
     }
 }
@@ -108,6 +112,7 @@ impl Member {
             in_flight: in_flight > 0,
             active_ns: active,
             returns_soon: returns > 0,
+            is_restored: true,
             ..Member::none(ClientId::try_from(id).ok()?)
         })
     }

@@ -57,7 +57,7 @@ impl Shares {
         self.rounds = match self.saved.take() {
             Some((saved, floors)) => {
                 self.floors = floors;
-                rounds.after(saved)
+                rounds.after(now_ns, saved)
             }
             None => rounds,
         };

@@ -1,5 +1,7 @@
 //! Programs that launch as they may, on a GPU that runs kernels in the order in which they came.
 
+mod restored;
+
 use super::*;
 use proptest::prelude::*;
 use std::cmp::Reverse;
@@ -508,7 +510,7 @@ proptest! {
         all.extend(programs);
         let mut old = after(new(), &all, at_ns);
         let mut bench = old.clone();
-        bench.rounds = new().after(SavedRounds::read(&old.rounds.saved()));
+        bench.rounds = new().after(old.now_ns, SavedRounds::read(&old.rounds.saved()));
         bench.programs.iter().zip(0..).for_each(|(program, id)| {
             bench.rounds.joined(&Client { weight: program.weight, ..client(id, BestEffort) });
         });

@@ -149,7 +149,7 @@ impl Forms {
         // The usual path: a look, and nothing else.
         let (mut stands, mut tries) = (false, false);
         if let Some(entry) = self.kernels.get_mut(launch.kernel) {
-            (stands, tries) = (entry.stands(launch), entry.next.is_some());
+            (stands, tries) = (entry.stands(launch, settings), entry.next.is_some());
             if stands && !tries {
                 return (entry.chosen, Why::Chosen);
             }

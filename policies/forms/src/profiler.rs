@@ -84,12 +84,12 @@ pub struct Entry {
 
 impl Entry {
     /// The choice stands for this launch: nothing changed, and it is not time to look
-    /// again. Counts the launch.
-    pub fn stands(&mut self, launch: &Launch) -> bool {
+    /// again. Counts the launch. A restored entry is looked at again as soon as one that was chosen here.
+    pub fn stands(&mut self, launch: &Launch, settings: &Settings) -> bool {
         if self.due == 0 || self.offers != launch.offered {
             return false;
         }
-        self.due -= 1;
+        self.due = self.due.min(settings.review_launches) - 1;
         true
     }
 
@@ -291,5 +291,15 @@ mod tests {
             entry.count_try(Decision::Sliced(n + 1), &now);
             assert_eq!(entry.tried(Decision::Sliced(n), &now).tries, if n == 1 { 1 } else { 2 });
         }
+    }
+
+    #[test]
+    fn a_restored_entry_is_looked_at_within_the_configured_launches() {
+        let config = &mut tally_sdk::config::Config::parse("review_launches = 20").unwrap();
+        let settings = Settings::take(config, true).unwrap();
+        let launch = tally_sdk::testing::launch();
+        let mut entry = Entry { due: u32::MAX, offers: launch.offered, ..Entry::default() };
+        let stood = (0..1_000).take_while(|_| entry.stands(&launch, &settings)).count();
+        assert_eq!(stood, 20);
     }
 }

@@ -12,13 +12,15 @@
 //!     if launch is high priority:                            run
 //!     if no high-priority client is connected:               run, with a long lease
 //!     cost := its predicted time; a tenth of it, if the launch is light; 2 ms, if it was never measured
-//!     if each service with an open unit shares SMs, and the launch is not light, and can be limited to the fewest SMs
-//!     of those services or has no more blocks:               run on them
+//!     if each service with an open unit shares SMs, and the launch is not light,
+//!     and it can be limited to the fewest SMs of those services or has no more blocks:
+//!                                                            run on them
 //!     for each service with an open unit, unless the GPU has had no high-priority work for 2 ms:
-//!         if cost is more than is left of the allowance:     hold until that changes; on a width a launch costs
-//!                                                            the part of its time that its SMs are of all
+//!         if cost is more than is left of the allowance:     hold until that changes
+//!                                                            (on a width: cost * its SMs / all SMs)
 //!     for each other service that must be served strictly:
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
+//!     if no unit is open, and high-priority work is active:  hold until that changes
 //!     take cost from each open unit's allowance
 //!     run: on the width, if a service shares so and none must be served strictly
 //!          whole, if each service can bear it at any time; else in the form that `tally-priority` would choose

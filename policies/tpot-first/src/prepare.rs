@@ -11,11 +11,16 @@
 //! ```
 //!
 //! Launches that are limited to the width leave the service its SMs as they are. When a step begins is predicted from
-//! when the latest ones did ([`crate::rhythm`]), if they came evenly. Turnarounds are measured.
+//! when the latest ones did ([`crate::rhythm`]), if they came evenly. Turnarounds are measured, and believed up to a
+//! bound.
 
 use crate::TpotFirst;
 use crate::select::{GAP_NS, GRACE_NS};
+use crate::service::Service;
 use tally_sdk::{Decision, KernelId, host};
+
+/// Turnarounds are taken from what programs report, which may be wrong: none longer than this is believed.
+const TURNAROUND_NS_MAX: u64 = 100_000_000;
 
 pub const SLACK: u64 = 1;
 pub const PREPARE: u64 = 2;
@@ -124,7 +129,15 @@ impl TpotFirst {
         let form = profile.as_ref().and_then(|profile| profile.of_form(decision));
         if let Some(measured_ns @ 1..) = form.map(|form| form.turnaround_ns) {
             let less_ns = self.turnaround_ns - self.turnaround_ns / 8;
-            self.turnaround_ns = measured_ns.max(less_ns);
+            self.turnaround_ns = measured_ns.max(less_ns).min(self.turnaround_ns_max());
         }
+    }
+
+    /// The longest turnaround that is believed: half of the shortest objective, because preparing for a
+    /// longer one would leave the others hardly any time; but not less than what is configured.
+    fn turnaround_ns_max(&self) -> u64 {
+        let shortest_ns = self.services.iter().filter_map(Service::objective_ns).min();
+        let half_ns = shortest_ns.map_or(u64::MAX, |ns| ns / 2);
+        half_ns.min(TURNAROUND_NS_MAX).max(self.settings.turnaround_ns)
     }
 }

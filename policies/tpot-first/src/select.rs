@@ -122,7 +122,7 @@ impl TpotFirst {
         if cost_ns <= leave.slack_ns {
             return Ok(Place::Slack(cost_ns));
         }
-        let bears_yield = !leave.is_open || leave.slack_ns > 2 * self.turnaround_ns;
+        let bears_yield = !leave.is_open || leave.slack_ns > self.turnaround_ns.saturating_mul(2);
         if bears_yield && (launch.can_slice() || launch.can_preempt()) && !self.shares.time_sliced {
             let (decision, _) = self.forms.decide(launch, &self.settings.forms);
             if yields(launch, decision) {

@@ -146,6 +146,11 @@ impl Service {
         }
     }
 
+    /// The shorter of its objectives.
+    pub fn objective_ns(&self) -> Option<u64> {
+        self.objectives_ns.into_iter().flatten().min()
+    }
+
     /// Others wait while it has a unit open.
     pub fn is_strict(&self) -> bool {
         self.objectives_ns == [None; 2] || self.misses
@@ -188,7 +193,7 @@ impl Service {
         if is_in_step || self.is_strict() || self.own.len() < OWN_STEPS_MIN {
             return false;
         }
-        let objective_ns = self.objectives_ns.into_iter().flatten().min().unwrap_or(0);
+        let objective_ns = self.objective_ns().unwrap_or(0);
         let steps = self.kept.len().max(RISK_STEPS_MIN);
         under_way_ns > self.bears_ns(settings)
             && under_way_ns <= objective_ns.saturating_mul(WHOLE_OBJECTIVES)

@@ -62,6 +62,56 @@ fn a_graph_that_can_be_limited_runs_beside_a_step() {
     assert_eq!(b.decide(&graph), Decision::SmLimited(32));
 }
 
+/// A launch yields before a step, and its program reports this turnaround.
+fn reports(b: &mut Bench, turnaround_ns: u64) {
+    b.decide(&graph(b, 50 * MS));
+    let (form, argument) = b.policy.yielding.unwrap().1.form();
+    let form = tally_sdk::FormProfile {
+        form,
+        argument,
+        count: 1,
+        mean_ns: 0,
+        p50_ns: 0,
+        p99_ns: 0,
+        latest_ns: 0,
+        turnaround_ns,
+    };
+    let profile = tally_sdk::KernelProfile { forms: vec![form], ..testing::kernel(1) };
+    testing::set_kernels(vec![(1, profile)]);
+    b.policy.set_yield(b.now_ns, true);
+    b.policy.set_yield(b.now_ns, false);
+}
+
+#[test]
+fn a_reported_turnaround_is_believed_up_to_half_of_the_objective() {
+    for reported_ns in [100 * MS, u64::MAX / 2 + 1, u64::MAX] {
+        let mut b = with_rhythm("");
+        reports(&mut b, reported_ns);
+        assert_eq!(b.policy.turnaround_ns, TPOT / 2, "{reported_ns}");
+        // Others get on again after a few true reports.
+        (0..30).for_each(|_| reports(&mut b, 100 * US));
+        assert!(b.policy.turnaround_ns < 200 * US, "{}", b.policy.turnaround_ns);
+    }
+    let mut b = with_rhythm("turnaround_us = 20000");
+    reports(&mut b, u64::MAX);
+    assert_eq!(b.policy.turnaround_ns, 20 * MS, "as configured");
+    let mut b = with_rhythm("");
+    b.policy.left(b.now_ns, SERVICE);
+    b.policy.yielding = Some((1, Decision::Sliced(1)));
+    reports(&mut b, u64::MAX);
+    assert_eq!(b.policy.turnaround_ns, 100 * MS, "without an objective");
+}
+
+#[test]
+fn a_turnaround_that_is_too_long_to_double_lets_nothing_yield_in_a_step() {
+    let mut b = Bench::new("");
+    b.now_ns += 100 * MS;
+    b.begin();
+    b.policy.turnaround_ns = u64::MAX / 2 + 1;
+    let launch = graph(&b, 50 * MS);
+    assert_eq!(b.decide(&launch), HELD);
+}
+
 #[test]
 fn a_measured_turnaround_takes_the_place_of_the_first_one() {
     let mut b = with_rhythm("turnaround_us = 100");
