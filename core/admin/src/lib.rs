@@ -128,7 +128,7 @@ pub enum RecordRequest {
         /// End after so long, ms.
         #[serde(default)]
         for_ms: Option<u64>,
-        /// End at this size, bytes.
+        /// End at this size, bytes; at most `log.bytes_max`.
         #[serde(default)]
         bytes_max: Option<u64>,
         /// Whether to record completions that the policy does not ask for, too.

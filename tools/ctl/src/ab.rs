@@ -6,9 +6,12 @@ use crate::admin::{AdminSocket, Core, policy_files};
 use crate::error::CtlError;
 use crate::output::UnlessClosed;
 use clap::{Args, Subcommand};
+use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
@@ -320,13 +323,24 @@ const REPORT_BYTES_MAX: u64 = 16 << 20;
 
 fn read_file(file: &Path) -> Result<Report, CtlError> {
     let wrong = |why: String| CtlError::Failed(format!("report {}: {why}", file.display()));
-    let length = std::fs::metadata(file).map_err(|e| wrong(e.to_string()))?.len();
-    if length > REPORT_BYTES_MAX {
-        return Err(wrong(format!("{length} bytes: a report has at most {REPORT_BYTES_MAX}")));
+    // Does not wait at a FIFO.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
+    let opened = opened.map_err(|e| wrong(e.to_string()))?;
+    let about = opened.metadata().map_err(|e| wrong(e.to_string()))?;
+    if !about.is_file() {
+        let why = "is no regular file: write what `tallyctl ab report --json` prints to a file";
+        return Err(wrong(why.into()));
     }
-    let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    let mut text = Vec::new();
+    // Files of /proc have more bytes than their length says, and a file may grow.
+    let read = opened.take(REPORT_BYTES_MAX + 1).read_to_end(&mut text);
+    read.map_err(|e| wrong(e.to_string()))?;
+    if text.len() as u64 > REPORT_BYTES_MAX {
+        return Err(wrong(format!("has more than {REPORT_BYTES_MAX} bytes, the most of a report")));
+    }
     let no_report = |e| wrong(format!("{e}: expected what `tallyctl ab report --json` prints"));
-    let mut report = serde_json::from_str(&text).map_err(no_report)?;
+    let mut report = serde_json::from_slice(&text).map_err(no_report)?;
     make_printable(&mut report);
     serde_json::from_value(report).map_err(no_report)
 }

@@ -32,7 +32,7 @@ pub enum LogCommand {
         /// Record for this long (500ms, 30s, 5m), and wait until it is done.
         #[arg(long = "for", value_name = "TIME", value_parser = duration)]
         time: Option<Duration>,
-        /// End at this size, in bytes. Default: log.bytes_max of the core's configuration.
+        /// End at this size, in bytes. Default and most: log.bytes_max of the core's configuration.
         #[arg(long, value_name = "N")]
         max_bytes: Option<u64>,
         /// Record also completions that the policy does not subscribe to; `log trace` needs them.
@@ -59,7 +59,8 @@ pub enum LogCommand {
         last: Option<usize>,
     },
     /// Repeat the policy calls of a log, without a GPU or a core, and compare the answers. With the log's own policy
-    /// all must be equal; with another policy the differences are shown.
+    /// all must be equal; with another policy the differences are shown. Replaying runs the policy's code in the
+    /// sandbox, under the log's limits or those of the preset `interpreted`, whichever are lower.
     #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArgs),
     /// Make a kernel trace of a client, for `tallyctl sim`, out of a log recorded with

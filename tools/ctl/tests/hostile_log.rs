@@ -1,6 +1,8 @@
 //! `tallyctl log` with a log that somebody else made.
 #![cfg(feature = "wasm")]
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tally_decision_log::{About, Base, Begin, Header, Record, Writer};
@@ -11,11 +13,15 @@ const EVIL: &str = "\u{1b}]0;x\u{7}\u{9b}1m\nforged\u{202e}";
 
 /// A log whose policy is this file.
 fn log(folder: &Path, component: &Path, digest: &str) -> PathBuf {
+    log_under(&Limits::default(), folder, component, digest)
+}
+
+fn log_under(limits: &Limits, folder: &Path, component: &Path, digest: &str) -> PathBuf {
     let header = Header {
         contract: EVIL.into(),
         core: EVIL.into(),
         started_unix_s: 1,
-        limits: serde_json::to_value(Limits::default()).unwrap(),
+        limits: serde_json::to_value(limits).unwrap(),
         capabilities: Vec::new(),
     };
     let about = About {
@@ -51,6 +57,8 @@ fn a_component_whose_bytes_are_not_the_logs_is_not_compiled() {
     let dir = tempfile::tempdir().unwrap();
     let component = dir.path().join("p.wasm");
     std::fs::write(&component, b"no component").unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&component, Permissions::from_mode(0o644)).unwrap();
     let replayed = |digest: &str| {
         let output = tallyctl(&["replay"], &log(dir.path(), &component, digest));
         assert_eq!(output.status.code(), Some(1));
@@ -62,6 +70,24 @@ fn a_component_whose_bytes_are_not_the_logs_is_not_compiled() {
     // Compiled, it is refused with other words.
     let why = replayed(&tally_trust::Digest::of(b"no component").hex());
     assert!(why.contains("p.wasm") && !why.contains(changed), "{why}");
+}
+
+/// Whoever forges a log knows the digest of the component that it names, and chooses the limits.
+#[test]
+fn a_component_that_others_can_write_is_not_compiled_and_limits_are_lowered() {
+    let dir = tempfile::tempdir().unwrap();
+    let component = dir.path().join("p.wasm");
+    std::fs::write(&component, b"no component").unwrap();
+    std::fs::set_permissions(&component, Permissions::from_mode(0o666)).unwrap();
+    let digest = tally_trust::Digest::of(b"no component").hex();
+    let forged = Limits { decide_fuel: u64::MAX, compile_cpu_s: u64::MAX, ..Limits::default() };
+    let output = tallyctl(&["replay"], &log_under(&forged, dir.path(), &component, &digest));
+    assert_eq!(output.status.code(), Some(1));
+    let why = String::from_utf8(output.stderr).unwrap();
+    let lowered = "its limits decide_fuel, compile_cpu_s exceed those of the preset `interpreted`";
+    for part in ["p.wasm: can be written by others (mode 0666)", "--policy FILE", lowered] {
+        assert!(why.contains(part), "{part:?} not in {why}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub struct Log {
     /// Folder of logs that are given no path, and of all logs that users in `admin.uids` ask for.
     /// Default: `logs` in the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
-    /// Size at which a log ends, unless the request for it names another.
+    /// Size at which a log ends, unless the request for it names a smaller one.
     #[schemars(range(min = LOG_BYTES_MIN))]
     pub bytes_max: u64,
     /// Size of the buffer between the dispatch thread and each reader of its records (log writer,

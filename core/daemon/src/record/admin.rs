@@ -31,7 +31,7 @@ fn answered<T: Serialize>(outcome: Result<T, RecordError>) -> Value {
         Err(
             e @ (RecordError::Request(_) | RecordError::NotRunning(_) | RecordError::Running(_)),
         ) => error(Code::BadRequest, e),
-        Err(e @ RecordError::Ask(_)) => error(Code::Unavailable, e),
+        Err(e @ (RecordError::Ask(_) | RecordError::Slow(_))) => error(Code::Unavailable, e),
     }
 }
 

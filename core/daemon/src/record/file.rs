@@ -29,7 +29,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 pub struct Request {
     /// End after this time.
     pub for_ms: Option<u64>,
-    /// End at this size; none: `log.bytes_max`.
+    /// End at this size, if it is less than `log.bytes_max`.
     pub bytes_max: Option<u64>,
     /// Whether to record completions that the policy does not ask for, too.
     pub completions: bool,
@@ -175,6 +175,13 @@ pub fn check(request: &Request) -> Result<(), RecordError> {
     Ok(())
 }
 
+/// Size at which a recording ends. `log.bytes_max` bounds every request, because admins without root could otherwise
+/// fill the disk of the core's folder of logs.
+fn bytes_max(request: &Request, config: &Config) -> u64 {
+    let most = config.log.bytes_max;
+    request.bytes_max.map_or(most, |asked| asked.min(most)).max(LOG_BYTES_MIN)
+}
+
 impl FileRecording {
     /// Write the header, then what comes out of `reader`, on a thread of its own.
     ///
@@ -200,7 +207,7 @@ impl FileRecording {
             reader,
             progress: progress.clone(),
             wish: wish.clone(),
-            bytes_max: request.bytes_max.unwrap_or(config.log.bytes_max).max(LOG_BYTES_MIN),
+            bytes_max: bytes_max(request, config),
             until: request.for_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
             wished: false,
             full: false,
@@ -425,5 +432,47 @@ mod tests {
         assert!(opened(fd).err().unwrap().to_string().contains("not open for writing"));
         let small = Request { for_ms: None, bytes_max: Some(5), completions: false };
         assert!(check(&small).unwrap_err().to_string().contains("65536"));
+    }
+
+    #[test]
+    fn a_request_cannot_exceed_the_configured_size() {
+        let mut config = Config::default();
+        let at = |config: &Config, bytes| {
+            bytes_max(&Request { for_ms: None, bytes_max: bytes, completions: false }, config)
+        };
+        config.log.bytes_max = 1 << 20;
+        assert_eq!(at(&config, None), 1 << 20);
+        assert_eq!(at(&config, Some(1 << 19)), 1 << 19);
+        assert_eq!(at(&config, Some((1 << 20) + 1)), 1 << 20);
+        assert_eq!(at(&config, Some(u64::MAX)), 1 << 20);
+        assert_eq!(at(&config, Some(1)), LOG_BYTES_MIN);
+    }
+
+    #[test]
+    fn the_wait_for_a_writer_that_hangs_is_bounded() {
+        let config = Config::default();
+        let options =
+            TapOptions { ring_bytes: 0, completions: false, from_start: true, state: false };
+        // A full pipe: whoever writes to it waits.
+        let (out, file) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let room = rustix::pipe::fcntl_getpipe_size(&file).unwrap();
+        assert_eq!(rustix::io::write(&file, &vec![0; room]), Ok(room));
+        let new = New { file: Some(File::from(file)), path: PathBuf::from("pipe"), helper: None };
+        let (tap, reader) = Tap::new(1, options);
+        let request = Request { for_ms: None, bytes_max: None, completions: false };
+        let (header, wish) = (crate::record::header(&config), Wish::default());
+        let recording =
+            FileRecording::start(1, new, &header, &request, &config, reader, wish).unwrap();
+        drop(tap);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let over = |ms| {
+            let running = || recording.is_running();
+            runtime.block_on(crate::record::over_within(Duration::from_millis(ms), running))
+        };
+        assert!(!over(50));
+        // Nobody reads any more: writing fails, and the recording is over.
+        drop(out);
+        assert!(over(10_000));
+        assert!(recording.status().failed.is_some());
     }
 }

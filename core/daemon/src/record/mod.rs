@@ -28,6 +28,8 @@ use tokio::sync::Notify;
 const CONTRACT: &str = "tally:policy@0.1.0";
 /// Longest wait for a reader to empty its ring when the core ends.
 const FINISH_MAX: Duration = Duration::from_secs(2);
+/// Longest wait for a reader to end when a peer asks for that.
+const STOP_MAX: Duration = Duration::from_secs(10);
 /// A reader that finds nothing sleeps so long. Nobody wakes it: the dispatch thread
 /// makes no system call for it.
 pub(crate) const NAP: Duration = Duration::from_millis(2);
@@ -40,6 +42,9 @@ pub enum RecordError {
     Running(String),
     #[error("{0}")]
     NotRunning(&'static str),
+    /// A recording or a shadow does not end in time.
+    #[error("{0}")]
+    Slow(String),
     /// The request makes no sense, or its file cannot be had.
     #[error("{0}")]
     Request(String),
@@ -162,7 +167,7 @@ impl Recordings {
     /// End the recording; its file is complete when this returns.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or its file is not written within [`STOP_MAX`]; then it still ends as soon as it is written.
     pub async fn stop(&self, control: &ControlSender) -> Result<LogStatus, RecordError> {
         let _turn = self.busy.lock().await;
         let running = self.file.borrow().as_ref().filter(|r| r.is_running()).map(|r| {
@@ -173,12 +178,20 @@ impl Recordings {
             return Err(RecordError::NotRunning("nothing is being recorded"));
         };
         untap(control, id).await?;
-        loop {
-            if let Some(r) = self.file.borrow().as_ref().filter(|r| !r.is_running()) {
-                return Ok(r.status());
-            }
-            tokio::time::sleep(NAP).await;
+        if over_within(STOP_MAX, || self.records()).await {
+            return Ok(self.status());
         }
+        Err(RecordError::Slow(format!(
+            "the recording is ending, but {} is not written after {} s: see whether its file system answers, and \
+             `tallyctl log status` for when it has ended",
+            self.status().file.unwrap_or_default(),
+            STOP_MAX.as_secs()
+        )))
+    }
+
+    /// Whether a file is still being written.
+    fn records(&self) -> bool {
+        self.file.borrow().as_ref().is_some_and(FileRecording::is_running)
     }
 
     /// For status; of the last recording if none is running.
@@ -228,7 +241,7 @@ impl Recordings {
     /// End the shadow.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or its thread does not end within [`STOP_MAX`]; then it still ends when it can.
     pub async fn stop_shadow(&self, control: &ControlSender) -> Result<ShadowStatus, RecordError> {
         let _turn = self.busy.lock().await;
         let running = self.shadow.borrow().as_ref().filter(|s| s.is_running()).map(|s| {
@@ -239,12 +252,14 @@ impl Recordings {
             return Err(RecordError::NotRunning("no shadow is running"));
         };
         untap(control, id).await?;
-        loop {
-            if let Some(s) = self.shadow.borrow().as_ref().filter(|s| !s.is_running()) {
-                return Ok(s.status());
-            }
-            tokio::time::sleep(NAP).await;
+        let running = || self.shadow.borrow().as_ref().is_some_and(Shadow::is_running);
+        if over_within(STOP_MAX, running).await {
+            return Ok(self.shadow_status().unwrap_or_default());
         }
+        Err(RecordError::Slow(format!(
+            "the shadow is ending, but still runs after {} s: see `tallyctl shadow status` for when it has ended",
+            STOP_MAX.as_secs()
+        )))
     }
 
     /// The shadow's comparison; of the last one if none is running.
@@ -260,13 +275,20 @@ impl Recordings {
         if let Some(s) = &*self.shadow.borrow() {
             s.end("the core stopped");
         }
-        let until = tokio::time::Instant::now() + FINISH_MAX;
-        while self.file.borrow().as_ref().is_some_and(FileRecording::is_running)
-            && tokio::time::Instant::now() < until
-        {
-            tokio::time::sleep(NAP).await;
-        }
+        over_within(FINISH_MAX, || self.records()).await;
     }
+}
+
+/// Waits until a reader no longer runs; false if it still does after that time.
+async fn over_within(time: Duration, is_running: impl Fn() -> bool) -> bool {
+    let until = tokio::time::Instant::now() + time;
+    while is_running() {
+        if tokio::time::Instant::now() >= until {
+            return false;
+        }
+        tokio::time::sleep(NAP).await;
+    }
+    true
 }
 
 async fn untap(control: &ControlSender, id: u64) -> Result<(), AskError> {

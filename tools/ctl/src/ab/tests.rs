@@ -140,6 +140,25 @@ fn files_that_are_no_reports_are_refused_by_name() {
     }
 }
 
+#[test]
+fn reports_are_regular_files_and_read_up_to_their_largest_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    for path in [Path::new("/dev/zero"), &fifo, dir.path()] {
+        let error = read_file(path).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        assert!(error.contains(&*path.to_string_lossy()), "{error}");
+    }
+    let large = dir.path().join("large.json");
+    let file = std::fs::File::create(&large).unwrap();
+    for (more, word) in [(0, "expected value"), (1, "has more than 16777216 bytes")] {
+        file.set_len(REPORT_BYTES_MAX + more).unwrap();
+        let error = read_file(&large).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
 /// A report may come from anybody.
 #[test]
 fn texts_of_reports_are_printable() {

@@ -21,13 +21,14 @@ Exit codes, besides those of `tallyctl --help`:
   0  the log's own policy gave every answer again; or another policy was compared
   1  the log's own policy answered otherwise, although the log holds all that it knew
   3  no proof: answers differ in a part of the log that begins while the policy was running, whose memory is not in
-     the log; or records are missing";
+     the log; or answers differ under limits lower than the log's; or records are missing";
 
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
     /// The decision log to read
     pub file: PathBuf,
-    /// The policy component to replay. Default: the file that the log names, if it has not changed.
+    /// The policy component to replay. Default: the file that the log names, if it has not changed and only you or
+    /// root can write to it and to its folder.
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// Configuration file for the policy. Default: the configuration in the log.
@@ -38,12 +39,68 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// The most that a core's configuration allows for `component_bytes_max`.
+/// CPU time of a policy's call in a replay: how busy this machine is must not change what comes out. Fuel bounds a call
+/// as it did in the core.
 #[cfg(feature = "wasm")]
-const COMPONENT_BYTES_MAX: usize = 1 << 30;
+const REPLAY_CPU_MS: u64 = 60_000;
 
-/// The bytes of the file that a log names, if they are those of the log. A log may name any file, and whoever wrote it
-/// need not be whoever reads it: no other bytes are compiled or run.
+/// The limits under which a log is replayed, and the names of those that are lower than in the log. Whoever wrote the
+/// log chose its limits, so none of them exceeds that of the largest preset.
+#[cfg(feature = "wasm")]
+fn within_presets(
+    logged: &tally_wasm_host::Limits,
+) -> (tally_wasm_host::Limits, Vec<&'static str>) {
+    use tally_wasm_host::{Limits, Preset};
+    let [a, b] = [Preset::Default, Preset::Interpreted].map(Preset::limits);
+    let mut lowered = Vec::new();
+    // A literal without `..`, so that no limit is forgotten.
+    macro_rules! within {
+        ($($key:ident),*) => {
+            Limits {
+                call_cpu_ms_max: REPLAY_CPU_MS,
+                init_cpu_ms_max: REPLAY_CPU_MS,
+                $($key: {
+                    let most = a.$key.max(b.$key);
+                    if logged.$key > most {
+                        lowered.push(stringify!($key));
+                    }
+                    logged.$key.min(most)
+                },)*
+            }
+        };
+    }
+    let limits = within!(
+        memory_bytes,
+        decide_fuel,
+        init_fuel,
+        snapshot_fuel,
+        component_bytes_max,
+        compile_memory_bytes,
+        compile_cpu_s,
+        host_call_bytes_max,
+        faults_max,
+        faults_forgotten_after_s,
+        log_lines_per_s_max,
+        metrics_max
+    );
+    (limits, lowered)
+}
+
+/// Why a user other than this one and root can write to a file or folder.
+#[cfg(feature = "wasm")]
+fn written_by_others(about: &std::fs::Metadata) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let (own, mode) = (rustix::process::geteuid().as_raw(), about.mode() & 0o7777);
+    if about.uid() != own && about.uid() != 0 {
+        return Some(format!("belongs to user {}", about.uid()));
+    }
+    // In a sticky folder, such as /tmp, nobody can replace another user's file.
+    let sticky = about.is_dir() && mode & 0o1000 != 0;
+    (mode & 0o022 != 0 && !sticky).then(|| format!("can be written by others (mode {mode:04o})"))
+}
+
+/// The bytes of the file that a log names, if they are those of the log and no other user can have put them there.
+/// Whoever wrote the log chose the file and the digest: a digest alone would let that user run any code.
 #[cfg(feature = "wasm")]
 fn component_of_log(path: &Path, digest: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
     use std::io::Read;
@@ -53,12 +110,27 @@ fn component_of_log(path: &Path, digest: &str, bytes_max: usize) -> Result<Vec<u
             "{path}: {why}: name the log's policy, or another to compare with, with --policy FILE"
         )
     };
+    let expected = "expected a file that only you or root can write to, in such a folder";
+    // The file that symbolic links lead to, and its folder.
+    let target = std::fs::canonicalize(path).map_err(|e| wrong(e.to_string()))?;
+    // Looked at before it is opened as well, because opening a device may have effects.
+    if !target.is_file() {
+        return Err(wrong("is no regular file".into()));
+    }
     // Does not wait at a FIFO.
-    let opened = tally_ipc::admin::open_to_read("component", path);
-    let file = std::fs::File::from(opened.map_err(|e| e.to_string())?.fd);
+    let opened = tally_ipc::admin::open_to_read("component", &target);
+    let file = std::fs::File::from(opened.map_err(|e| wrong(e.to_string()))?.fd);
     let about = file.metadata().map_err(|e| wrong(e.to_string()))?;
     if !about.is_file() {
         return Err(wrong("is no regular file".into()));
+    }
+    if let Some(why) = written_by_others(&about) {
+        return Err(wrong(format!("{why}, {expected}")));
+    }
+    let folder = target.parent().unwrap_or(Path::new("/"));
+    let about_folder = folder.metadata().map_err(|e| wrong(e.to_string()))?;
+    if let Some(why) = written_by_others(&about_folder) {
+        return Err(wrong(format!("its folder {} {why}, {expected}", folder.display())));
     }
     if about.len() > bytes_max as u64 {
         return Err(wrong(format!("has more than {bytes_max} bytes")));
@@ -85,6 +157,8 @@ struct Source {
     component_bytes_max: usize,
     same: bool,
     digest: String,
+    /// Limits that are lower than in the log.
+    lowered: Vec<&'static str>,
 }
 
 impl Source {
@@ -92,15 +166,20 @@ impl Source {
     fn open(args: &ReplayArgs, header: &tally_decision_log::Header) -> Result<Self, CtlError> {
         use tally_wasm_host::{Capabilities, Capability, Limits, PolicyHost};
         let failed = |why: String| CtlError::Failed(why);
-        let mut limits: Limits = serde_json::from_value(header.limits.clone()).map_err(|e| {
+        let logged: Limits = serde_json::from_value(header.limits.clone()).map_err(|e| {
             failed(format!("{}: its limits are not understood: {e}", args.file.display()))
         })?;
-        // How busy this machine is must not change what comes out; fuel is as it was.
-        limits.call_cpu_ms_max = limits.call_cpu_ms_max.max(60_000);
-        limits.init_cpu_ms_max = limits.init_cpu_ms_max.max(60_000);
+        let (limits, lowered) = within_presets(&logged);
+        if !lowered.is_empty() {
+            eprintln!(
+                "tallyctl: {}: its limits {} exceed those of the preset `interpreted`, which apply instead",
+                args.file.display(),
+                lowered.join(", ")
+            );
+        }
         let granted = header.capabilities.iter().map(|name| name.parse::<Capability>());
         let granted = granted.collect::<Result<Capabilities, _>>().map_err(failed)?;
-        let component_bytes_max = limits.component_bytes_max.min(COMPONENT_BYTES_MAX);
+        let component_bytes_max = limits.component_bytes_max;
         let host = PolicyHost::new(limits).map_err(|e| failed(e.to_string()))?;
         let host = host.granting(granted);
         let config = match &args.config {
@@ -112,7 +191,7 @@ impl Source {
         };
         let policy = args.policy.clone();
         let digest = String::new();
-        Ok(Source { policy, config, host, component_bytes_max, same: true, digest })
+        Ok(Source { policy, config, host, component_bytes_max, same: true, digest, lowered })
     }
 
     #[cfg(not(feature = "wasm"))]
@@ -219,11 +298,18 @@ pub fn run(out: &mut impl Write, args: &ReplayArgs) -> Result<(), CtlError> {
             )?;
         }
     }
-    if same { verdict(&comparison, &parts) } else { Ok(()) }
+    if same { verdict(&comparison, &parts, &source.lowered) } else { Ok(()) }
 }
 
-/// Whether the log's own policy answered as it had.
-fn verdict(comparison: &Comparison, parts: &Parts) -> Result<(), CtlError> {
+/// Whether the log's own policy answered as it had; `lowered` are the limits that are lower than in the log.
+fn verdict(comparison: &Comparison, parts: &Parts, lowered: &[&str]) -> Result<(), CtlError> {
+    if !comparison.is_equal() && !lowered.is_empty() {
+        return Err(CtlError::NoProof(format!(
+            "{} answers differ, under lower limits than the log's ({}): this says nothing against the policy",
+            parts.differ_known + parts.differ_unknown,
+            lowered.join(", ")
+        )));
+    }
     if parts.differ_known > 0 {
         return Err(CtlError::Failed(format!(
             "the log's own policy answered {} calls otherwise than it had, although the log holds all that it knew",
@@ -359,14 +445,15 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("p.wasm"), b"component").unwrap();
         let digest = tally_trust::Digest::of(b"component").hex();
-        assert_eq!(component_of_log(&at("p.wasm"), &digest, 9).unwrap(), b"component");
         let fifo = at("fifo");
-        let mode = rustix::fs::Mode::RUSR;
-        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        mode(&at("p.wasm"), 0o644);
+        mode(dir.path(), 0o755);
         let refused = |path: &Path, digest: &str, bytes_max, why: &str| {
             let said = component_of_log(path, digest, bytes_max).unwrap_err();
-            assert!(said.contains(why), "{said}");
+            assert!(said.contains(why) && said.contains("--policy FILE"), "{said}");
         };
+        assert_eq!(component_of_log(&at("p.wasm"), &digest, 9).unwrap(), b"component");
         refused(&at("p.wasm"), &digest, 8, "more than 8 bytes");
         refused(&at("p.wasm"), "", 9, "is no longer the component of the log");
         refused(&fifo, &digest, 9, "no regular file");
@@ -375,11 +462,99 @@ mod tests {
         refused(&at("none"), &digest, 9, "none");
     }
 
+    #[cfg(feature = "wasm")]
+    #[test]
+    fn a_component_that_other_users_can_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, links) = (dir.path().join("policies"), dir.path().join("links"));
+        let (file, link) = (folder.join("p.wasm"), links.join("p.wasm"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::create_dir(&links).unwrap();
+        std::fs::write(&file, b"component").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        mode(&links, 0o755);
+        let digest = tally_trust::Digest::of(b"component").hex();
+        for (of_folder, of_file, why) in [
+            (0o755, 0o644, None),
+            (0o1777, 0o600, None),
+            (0o755, 0o664, Some("can be written by others (mode 0664)")),
+            (0o755, 0o646, Some("can be written by others (mode 0646)")),
+            (0o775, 0o644, Some("policies can be written by others (mode 0775)")),
+            (0o757, 0o644, Some("policies can be written by others (mode 0757)")),
+        ] {
+            mode(&folder, of_folder);
+            mode(&file, of_file);
+            // It is the folder of the file that counts, not that of a link to it.
+            for path in [&file, &link] {
+                let (read, name) = (component_of_log(path, &digest, 9), path.to_str().unwrap());
+                match (read, why) {
+                    (Ok(bytes), None) => assert_eq!(bytes, b"component"),
+                    (Err(said), Some(why)) => {
+                        for part in [name, why, "only you or root", "--policy FILE"] {
+                            assert!(said.contains(part), "{part:?} not in {said}");
+                        }
+                    }
+                    (read, _) => panic!("{of_folder:o} {of_file:o}: {read:?}"),
+                }
+            }
+        }
+        mode(&folder, 0o755);
+        mode(&file, 0o644);
+        // Only root can give files away.
+        for path in [&file, &folder] {
+            if std::os::unix::fs::chown(path, Some(65_533), None).is_ok() {
+                let said = component_of_log(&file, &digest, 9).unwrap_err();
+                assert!(said.contains("belongs to user 65533"), "{said}");
+                std::os::unix::fs::chown(path, Some(0), None).unwrap();
+            }
+        }
+    }
+
+    #[cfg(feature = "wasm")]
+    fn mode(path: &Path, mode: u32) {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[cfg(feature = "wasm")]
+    #[test]
+    fn limits_of_a_log_are_at_most_those_of_the_largest_preset() {
+        use tally_wasm_host::Limits;
+        let timed = |limits: Limits| Limits {
+            call_cpu_ms_max: REPLAY_CPU_MS,
+            init_cpu_ms_max: REPLAY_CPU_MS,
+            ..limits
+        };
+        for known in [Limits::default(), Limits::interpreted()] {
+            assert_eq!(within_presets(&known), (timed(known), Vec::new()));
+        }
+        let forged = Limits {
+            memory_bytes: usize::MAX,
+            decide_fuel: u64::MAX,
+            call_cpu_ms_max: u64::MAX,
+            compile_cpu_s: u64::MAX,
+            ..Limits::default()
+        };
+        let most = Limits::interpreted();
+        let expected = Limits {
+            memory_bytes: most.memory_bytes,
+            decide_fuel: most.decide_fuel,
+            compile_cpu_s: most.compile_cpu_s,
+            ..timed(Limits::default())
+        };
+        let lowered = vec!["memory_bytes", "decide_fuel", "compile_cpu_s"];
+        assert_eq!(within_presets(&forged), (expected, lowered));
+    }
+
     fn code(decisions: u64, parts: Parts) -> (u8, String) {
+        code_under(&[], decisions, parts)
+    }
+
+    fn code_under(lowered: &[&str], decisions: u64, parts: Parts) -> (u8, String) {
         let comparison = Comparison { decisions, equal: decisions, ..Comparison::default() };
         let differ = parts.differ_known + parts.differ_unknown;
         let comparison = Comparison { equal: decisions - differ, ..comparison };
-        match verdict(&comparison, &parts) {
+        match verdict(&comparison, &parts, lowered) {
             Ok(()) => (0, String::new()),
             Err(CtlError::NoProof(why)) => (3, why),
             Err(CtlError::Failed(why)) => (1, why),
@@ -399,5 +574,10 @@ mod tests {
         let known = Parts { differ_known: 1, differ_unknown: 2, ..Parts::default() };
         assert!(matches!(code(9, known), (1, why) if why.contains("1 calls otherwise")));
         assert_eq!(code(9, Parts { lost: 4, ..Parts::default() }).0, 3);
+        // Under lower limits it need not answer as it had.
+        let known = Parts { differ_known: 1, ..Parts::default() };
+        let (exit, why) = code_under(&["decide_fuel"], 9, known);
+        assert!(exit == 3 && why.contains("1 answers differ") && why.contains("decide_fuel"));
+        assert_eq!(code_under(&["decide_fuel"], 9, Parts::default()).0, 0);
     }
 }

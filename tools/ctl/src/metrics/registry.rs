@@ -89,7 +89,7 @@ metrics! {
     REQUESTS: counter "tally_client_requests_total" ["client", "name", "class"]
         "Requests of this high-priority client that ended.";
     REQUESTS_WITHIN: counter "tally_client_requests_within_objective_total" ["client", "name", "class"]
-        "Requests of this high-priority client that kept its objective.";
+        "Requests of this high-priority client that kept its objective; all others were late.";
     REQUEST_TIME: gauge "tally_client_request_seconds" ["client", "name", "class", "quantile"]
         "Time of a request of this high-priority client, over the last five to ten minutes.";
     TOKENS: counter "tally_client_tokens_total" ["client", "name", "class"]
