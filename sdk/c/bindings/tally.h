@@ -537,8 +537,8 @@ extern void tally_policy_widths_all(tally_list_u32_t *ret);
 // so many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch
 // was decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at
 // first: no width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches
-// are measured on all SMs first, or one if that was beside other clients' work. A change costs launches nothing but
-// that the next one waits for those before it in its stream.
+// are measured on all SMs first, or one if that was beside other clients' work. A change is
+// free, but that a stream's next launch waits for those before it.
 extern void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms);
 // What it costs a stream of this client's that a launch goes to some of the SMs: how long the GPU has nothing of
 // that stream to do, from when what is before the launch has ended to when the launch may start. Each limited launch

@@ -1487,8 +1487,8 @@ pub mod tally {
             /// so many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch
             /// was decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at
             /// first: no width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches
-            /// are measured on all SMs first, or one if that was beside other clients' work. A change costs launches nothing but
-            /// that the next one waits for those before it in its stream.
+            /// are measured on all SMs first, or one if that was beside other clients' work. A change is
+            /// free, but that a stream's next launch waits for those before it.
             #[allow(async_fn_in_trait)]
             pub fn set(client: ClientId, sms: u32) -> () {
                 unsafe {
