@@ -14,8 +14,8 @@
 //! - nothing of the program waits for these kernels. They are in a non-blocking stream, so only
 //!   what waits for the whole context does; nothing lingers before such a call.
 //! - nothing of the program is ordered that was not: behind the legacy stream only while no other blocking stream has
-//!   work, behind a blocking stream only while no launch in the legacy stream is known to run (copies and host functions
-//!   there are not looked at), and not where there are more streams than hardware queues;
+//!   work, behind a blocking stream only while no launch in the legacy stream is known to run (copies and host
+//!   functions there are not looked at), and not where there are more streams than hardware queues;
 //! - nothing here waits in the driver, and no stream of the program's finds its hardware queue taken: only while there
 //!   are fewer streams in use than queues;
 //! - they end by themselves, soon, whatever becomes of the program, the core, or the timer;
