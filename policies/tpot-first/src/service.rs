@@ -255,7 +255,11 @@ impl Service {
         settings: &Settings,
     ) {
         let target_ns = (deadline_ns != NEVER).then(|| deadline_ns.saturating_sub(since_ns).max(1));
-        let is_known = target_ns.is_none() || self.objectives_ns.contains(&target_ns);
+        let is_known = match target_ns {
+            Some(_) => self.objectives_ns.contains(&target_ns),
+            // It is a prefill, or the objective was taken away.
+            None => self.open.or(self.last).is_none_or(|before| before.target_ns.is_none()),
+        };
         if self.units.is_multiple_of(ASK_UNITS) || !is_known {
             self.ask(now_ns);
         }
