@@ -72,3 +72,24 @@ fn programs_that_die_in_the_middle_of_launches_break_nothing() {
     }
     assert!(!core.log().contains("client dropped"), "{}", core.log());
 }
+
+#[test]
+fn what_one_client_counted_does_not_hide_what_others_do() {
+    let core = Core::start(BUILT_IN, &[]);
+    let totals = || {
+        let of = core.status()["totals"]["best-effort"].clone();
+        ["launches", "unscheduled"].map(|key| of[key].as_u64().unwrap())
+    };
+    let hostile = Client::best_effort(&core, "hostile");
+    hostile.region.counters.by_entry_point.kernel.store(u64::MAX, SeqCst);
+    hostile.region.counters.unscheduled.store(u64::MAX, SeqCst);
+    let id = hostile.id();
+    drop(hostile);
+    eventually("it is gone", || core.client(id).is_none());
+    let before = totals();
+    assert!(before.iter().all(|count| *count < 1 << 40), "{before:?}");
+    let honest = Client::best_effort(&core, "honest");
+    honest.region.counters.by_entry_point.kernel.fetch_add(7, SeqCst);
+    honest.region.counters.unscheduled.fetch_add(3, SeqCst);
+    eventually("it is counted", || totals() == [before[0] + 7, before[1] + 3]);
+}

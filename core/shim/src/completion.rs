@@ -160,7 +160,8 @@ pub fn track_launch(
     slot: &Slot,
     stream: usize,
     number: u32,
-    [is_sample, is_sparse]: [bool; 2],
+    is_sample: bool,
+    is_sparse: bool,
     since: u64,
 ) {
     let issued_ns = now_ns();
@@ -194,7 +195,7 @@ pub fn track_launch(
 /// waiting for one of them says nothing of the others: there, an event says when it is done.
 pub fn track_ungated(index: usize, stream: usize, number: u32, since: u64) {
     if index == OVERFLOW {
-        track_launch(index, &SLOTS[OVERFLOW], stream, number, [false; 2], since);
+        track_launch(index, &SLOTS[OVERFLOW], stream, number, false, false, since);
     }
 }
 

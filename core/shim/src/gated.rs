@@ -117,7 +117,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
         };
         // A degraded launch says nothing of its form's time. A limited one is watched, since it may not end.
         let sample = sample && !launch.is_degraded.get();
-        launch.finish([sample, is_leased && !is_limited], since);
+        launch.finish(sample, is_leased && !is_limited, since);
         // In another form, the code that was launched may be that of another module with the same kernel.
         if result == SUCCESS
             && answer.is_none()
@@ -369,12 +369,12 @@ impl Gated<'_> {
     }
 
     /// See that the launch is reported done when it is.
-    fn finish(&self, is_sample_and_sparse: [bool; 2], since: u64) {
+    fn finish(&self, sample: bool, is_sparse: bool, since: u64) {
         let Gated { index, slot, before, call, .. } = *self;
         let seen = slot.word.snapshot();
         // A handler within the wait may have launched, too. One that is being launched now is not counted.
         let number = if seen.is_settled() { seen.sequence() } else { before.wrapping_add(1) };
         let stream = slots::explicit(call.stream, call.per_thread);
-        completion::track_launch(index, slot, stream, number, is_sample_and_sparse, since);
+        completion::track_launch(index, slot, stream, number, sample, is_sparse, since);
     }
 }

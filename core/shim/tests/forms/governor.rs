@@ -366,4 +366,6 @@ fn run(shared: &Shared, mut next: u64) {
         }
         let _ = wake(region, core);
     }
+    // The last one may have been read in the last round.
+    shared.read.store(next, SeqCst);
 }
