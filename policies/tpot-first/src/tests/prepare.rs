@@ -62,10 +62,9 @@ fn a_graph_that_can_be_limited_runs_beside_a_step() {
     assert_eq!(b.decide(&graph), Decision::SmLimited(32));
 }
 
-/// A launch yields before a step, and its program reports this turnaround.
-fn reports(b: &mut Bench, turnaround_ns: u64) {
-    b.decide(&graph(b, 50 * MS));
-    let (form, argument) = b.policy.yielding.unwrap().1.form();
+/// The core has measured how soon launches that were decided so yield.
+fn set_turnaround(decision: Decision, turnaround_ns: u64) {
+    let (form, argument) = decision.form();
     let form = tally_sdk::FormProfile {
         form,
         argument,
@@ -78,6 +77,12 @@ fn reports(b: &mut Bench, turnaround_ns: u64) {
     };
     let profile = tally_sdk::KernelProfile { forms: vec![form], ..testing::kernel(1) };
     testing::set_kernels(vec![(1, profile)]);
+}
+
+/// A launch yields before a step, and its program reports this turnaround.
+fn reports(b: &mut Bench, turnaround_ns: u64) {
+    b.decide(&graph(b, 50 * MS));
+    set_turnaround(b.policy.yielding.unwrap().1, turnaround_ns);
     b.policy.set_yield(b.now_ns, true);
     b.policy.set_yield(b.now_ns, false);
 }
@@ -116,22 +121,8 @@ fn a_turnaround_that_is_too_long_to_double_lets_nothing_yield_in_a_step() {
 fn a_measured_turnaround_takes_the_place_of_the_first_one() {
     let mut b = with_rhythm("turnaround_us = 100");
     let decision = b.decide(&graph(&b, 50 * MS));
-    let (form, argument) = decision.form();
     let turnaround_ns = 300 * US;
-    let form = tally_sdk::FormProfile {
-        form,
-        argument,
-        count: 1,
-        mean_ns: 0,
-        p50_ns: 0,
-        p99_ns: 0,
-        latest_ns: 0,
-        turnaround_ns,
-    };
-    testing::set_kernels(vec![(
-        1,
-        tally_sdk::KernelProfile { forms: vec![form], ..testing::kernel(1) },
-    )]);
+    set_turnaround(decision, turnaround_ns);
     b.policy.fired(b.now_ns + 900 * US, PREPARE);
     b.now_ns += MS;
     b.begin();
