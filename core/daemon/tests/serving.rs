@@ -392,8 +392,7 @@ fn a_core_that_is_told_of_many_completions_goes_on_saying_that_it_is_there() {
     let core = Core::start_in(dir, &text, &[]);
     let mut clients: Vec<Client> =
         (0..12).map(|i| Client::best_effort(&core, &format!("client-{i}"))).collect();
-    // One kernel to the policy, which does as its number says.
-    clients.iter().for_each(|client| client.region.kernels[0].publish(b"gemm", 7));
+    clients.iter().for_each(|client| client.region.kernels[0].publish(b"kernel 0 of all", 7));
     let launches: Vec<_> = clients.iter_mut().map(|client| client.submit()).collect();
     for (client, (ticket, _)) in clients.iter().zip(&launches) {
         client.wait(*ticket);

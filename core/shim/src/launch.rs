@@ -116,9 +116,8 @@ fn issue(
     real: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let word = &slots::SLOTS[slot & 63].word;
-    let stream = measured.map(|measured| measured.stream);
     let is_noted = !is_graph && word.is_noted();
-    let is_measured = !is_noted && note(client, slot, number, is_graph, stream);
+    let is_measured = !is_noted && note(client, slot, number, is_graph, measured.map(|m| m.stream));
     counter.fetch_add(1, Relaxed);
     let result = real();
     if is_measured && let Some(measured) = measured {

@@ -435,9 +435,7 @@ impl Pieces {
         let home = self.home.clone();
         let all = || {
             // A part that the driver refuses for want of memory only when it is launched cannot be taken back.
-            if !sm_limit::has_spare_memory() {
-                return Err(Reason::Busy);
-            }
+            sm_limit::has_spare_memory().then_some(()).ok_or(Reason::Busy)?;
             while let Some(piece) = self.pieces.pop_front() {
                 match piece {
                     Piece::Kernel(solo) => parts.steps.push(Step::Kernel(solo)),

@@ -260,9 +260,12 @@ fn is_empty_object(symbol: &Symbol<'_>) -> bool {
 }
 
 /// Whether a mangled name is in the namespace `cuda::std` or `thrust`, behind the component that stands for the
-/// translation unit of a local object.
+/// translation unit of a local object, and behind a prefix if nvcc compiled for separate linking.
 fn is_of_library(name: &str) -> bool {
-    let mut rest = name.strip_prefix("_ZN").unwrap_or_default();
+    let (prefix, mut rest) = name.split_once("_ZN").unwrap_or_default();
+    if !(prefix.is_empty() || prefix.starts_with("__nv_static_")) {
+        return false;
+    }
     let mut component = || {
         let (length, after) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
         let (component, after) = after.split_at_checked(length.parse().ok()?)?;
@@ -295,12 +298,14 @@ mod tests {
             "_ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1234cuda3std6ranges3__45beginE",
             "_ZN6thrust24THRUST_300000_SM_900_NS12placeholders2_1E",
             "_ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1236thrust6system3cpu3parE",
+            "__nv_static_49__4_k_cu__ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1236thrust3seqE",
         ] {
             assert!(is_of_library(name), "{name}");
         }
         for name in [
             "_ZN16thrust_extension4doneE",
             "_ZN4mine6thrust4doneE",
+            "mine_ZN6thrust4doneE",
             "_ZN4cuda4mine4doneE",
             "_ZN38_INTERNAL_5a2e6c2e_4_k_cu_11ab2c7f_1234mine4doneE",
             "_ZN99cuda",
