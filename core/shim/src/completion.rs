@@ -9,14 +9,14 @@
 //! `bench/gpu`, `streams`). But in a blocking stream it waits for what came into the legacy stream before it, and the
 //! other way round, and so would who waits for the launch. So it is recorded there only if no other thread began to
 //! put anything anywhere since the launch began; who does meanwhile waits for the record
-//! ([`quiesce::undisturbed`]).
+//! ([`records::undisturbed`]).
 //!
 //! Must never wait for the GPU. Only [`track_launch`] and [`mark`] put anything into a stream, and only by
 //! a thread that the program uses that stream with.
 
 use crate::activity::{self, Snapshot};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::{link, poller, quiesce, streams};
+use crate::{link, poller, records, streams};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -53,7 +53,7 @@ struct Marker {
     number: u32,
     /// When the launch call had returned, ns.
     issued_ns: u64,
-    /// [`quiesce::enqueued`] when it was recorded.
+    /// [`records::enqueued`] when it was recorded.
     enqueued: u64,
     /// The launch's time is to be reported.
     is_sample: bool,
@@ -154,7 +154,7 @@ fn is_due(index: usize, pending: usize, unmarked: u32, is_sparse: bool) -> bool 
 
 /// Launch `number` of a slot was made in `stream` (an explicit handle), by the calling thread, which
 /// holds the slot's lock unless streams share the slot. A launch that the driver refused counts, too.
-/// `since`: [`quiesce::enqueued`] before the launch.
+/// `since`: [`records::enqueued`] before the launch.
 pub fn track_launch(
     index: usize,
     slot: &Slot,
@@ -174,7 +174,7 @@ pub fn track_launch(
     let is_ordering =
         || streams::orders(stream, index != OVERFLOW && slot.non_blocking.load(Relaxed) != 0);
     let marker = match due {
-        true if is_ordering() => quiesce::undisturbed(since, record),
+        true if is_ordering() => records::undisturbed(since, record),
         true => record(),
         false => None,
     };
@@ -274,7 +274,7 @@ fn marker(
         return None;
     }
     let id = NEXT_ID.fetch_add(1, Relaxed);
-    let enqueued = quiesce::enqueued();
+    let enqueued = records::enqueued();
     Some(Marker {
         id,
         event,
@@ -455,7 +455,7 @@ pub fn backlog(client: &ClientRegion, index: usize, slot: &Slot) -> u32 {
 /// Calls of all threads since the last event of a slot's that happened: so many at most have put something into its
 /// stream that may still be there.
 pub fn enqueued_since_done(index: usize) -> u64 {
-    quiesce::enqueued().saturating_sub(TRACKS[index & 63].with(|track| track.done))
+    records::enqueued().saturating_sub(TRACKS[index & 63].with(|track| track.done))
 }
 
 /// Keep `done` within 2^31 of the next launch's number, because they are compared with wrap-around. The caller holds
@@ -478,7 +478,7 @@ pub fn begin(client: &ClientRegion, index: usize, number: u32) {
     TRACKS[index & 63].with(|track| {
         debug_assert!(track.markers.is_empty());
         (track.unmarked, track.last) = (0, Some((number, now_ns(), u64::MAX)));
-        track.done = quiesce::enqueued();
+        track.done = records::enqueued();
         client.completions[index & 63].done.store(number, SeqCst);
     });
 }

@@ -19,7 +19,7 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{aliases, completion, demand, link, poller, quiesce, samples, tools, units};
+use crate::{aliases, completion, demand, link, poller, quiesce, records, samples, tools, units};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -108,7 +108,7 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             let stream = slots::explicit(call.stream, call.per_thread);
             completion::mark_before_sample(index, slot, stream);
         }
-        let since = quiesce::enqueued();
+        let since = records::enqueued();
         let result = match (answer, shape) {
             (Some((answer, ticket)), Some((shape, _))) => {
                 launch.transformed(answer, ticket, &shape)

@@ -8,7 +8,8 @@
 
 use crate::activity::{self, Flag};
 use crate::{
-    attach, capture, completion, exec_nodes, gated, link, names, quiesce, slot_life, slots, state,
+    attach, capture, completion, exec_nodes, gated, link, names, quiesce, records, slot_life,
+    slots, state,
     unit_profile::{self, Measured},
     units,
 };
@@ -185,7 +186,7 @@ pub fn issue_ungated(
     let stream = slots::explicit(call.stream, call.per_thread);
     let measured = Measured { stream, shape: call.shape, target: call.target };
     let measured = may_be_measured.then_some(&measured);
-    let since = quiesce::enqueued();
+    let since = records::enqueued();
     counted(client, slot, call, measured, |n| completion::track_ungated(slot, stream, n, since))
 }
 

@@ -21,6 +21,7 @@
 //! | [`preempt`] | what `core/preempt` needs, which makes launches in other forms than whole |
 //! | [`tools`], [`bypass`] | debuggers and profilers; calls that the shim does not see |
 //! | [`completion`], [`poller`], [`asking`], [`samples`] | how the core learns that a launch is done, and what it took |
+//! | [`records`] | events of the shim's own behind launches |
 //! | [`demand`] | what kernels demand of an SM |
 //! | [`turn`] | the lock over a gated launch |
 //! | [`quiesce`] | when the shim may load code |
@@ -78,6 +79,7 @@ pub mod opens;
 pub mod poller;
 pub mod preempt;
 pub mod quiesce;
+pub mod records;
 pub mod resolve;
 pub mod samples;
 pub mod sandbox;

@@ -25,7 +25,7 @@
 //! do not block launches and are passed through.
 
 use crate::slots::{self, LIVE};
-use crate::{asking, capture, state, streams};
+use crate::{asking, capture, records, state, streams};
 use rustix::thread::futex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -54,14 +54,6 @@ const ISSUES: usize = 1;
 const JOINS: usize = 2;
 /// Calls under way that put work into streams.
 static ENTERED: AtomicU32 = AtomicU32::new(0);
-/// Counts what [`while_open_unjoined`] runs, and more for batches.
-static ENQUEUED: AtomicU64 = AtomicU64::new(0);
-/// Threads in [`undisturbed`].
-static RECORDS: AtomicU32 = AtomicU32::new(0);
-/// How long a call waits for them: a thread may be lost there.
-const RECORD_MAX: Duration = Duration::from_millis(2);
-/// What a call counts that may put very much into a stream.
-const BATCH: u64 = 1_024;
 /// Calls of [`ENTERED`] that wait for [`ISSUER`], and are not in the driver.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 /// Threads that wait until they may enter the driver.
@@ -249,31 +241,10 @@ pub fn while_open_unjoined(call: impl FnOnce() -> CuResult) -> CuResult {
             give_up();
         }
     }
-    ENQUEUED.fetch_add(1, SeqCst);
-    if RECORDS.load(SeqCst) != 0 && !state::is_inside() {
-        let start = Instant::now();
-        while RECORDS.load(SeqCst) != 0 && start.elapsed() < RECORD_MAX {
-            std::hint::spin_loop();
-        }
-    }
+    records::enqueue();
     let result = call();
     ENTERED.fetch_sub(1, SeqCst);
     result
-}
-
-/// Put something of the shim's behind the calling thread's own launch, unless another call has begun to put something
-/// into a stream since there were `since` of them. Calls that begin meanwhile wait for it.
-pub fn undisturbed<T>(since: u64, record: impl FnOnce() -> Option<T>) -> Option<T> {
-    RECORDS.fetch_add(1, SeqCst);
-    // One of the two sees the other.
-    let result = if ENQUEUED.load(SeqCst) == since { record() } else { None };
-    RECORDS.fetch_sub(1, SeqCst);
-    result
-}
-
-/// Calls so far that may have put something into a stream.
-pub fn enqueued() -> u64 {
-    ENQUEUED.load(SeqCst)
 }
 
 /// Run a call in which the driver may wait for all that runs and keep launches waiting meanwhile.
@@ -497,7 +468,7 @@ pub unsafe fn enqueues_batch(
     h: usize,
     i: usize,
 ) -> CuResult {
-    ENQUEUED.fetch_add(BATCH, SeqCst);
+    records::enqueue_batch();
     streams::put(per_thread, &[a, b, c, d, e, f, g, h, i]);
     // SAFETY: the caller's arguments.
     while_open(|| unsafe { real(a, b, c, d, e, f, g, h, i) })
@@ -525,11 +496,12 @@ pub unsafe fn host_func(
 pub fn reset() {
     LOADER.reset();
     ISSUER.reset();
-    for word in [&CLOSED, &ENTERED, &WAITING, &SLEEPING, &WAITS, &WAITS_THERE, &HELPS, &RECORDS] {
+    for word in [&CLOSED, &ENTERED, &WAITING, &SLEEPING, &WAITS, &WAITS_THERE, &HELPS] {
         word.store(0, SeqCst);
     }
     IS_LOST.store(false, SeqCst);
     HELP_IS_LATE.store(false, SeqCst);
+    records::reset();
     ALONE_WAIT.store(ALONE_WAIT_NS[1], SeqCst);
     PATIENT_AGAIN_NS.store(0, SeqCst);
 }
