@@ -1,14 +1,14 @@
 //! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
 //!
-//! A lease is short; its launches are charged in advance, at the recent mean time. It is given only behind a launch
-//! that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
+//! A lease is short; its launches are charged in advance, at the mean time of those that were asked about, in whichever
+//! form they run. It is given only behind a launch that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
 //! nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
 //!
 //! A client has a width of its own (`widths.set`) while one launch after another runs on spared SMs. It gets no leases
 //! then: a kernel of which no launch was limited yet would run whole.
 
 use crate::Shares;
-use tally_sdk::{ClientId, host};
+use tally_sdk::{ClientId, UNKNOWN, host};
 
 /// After so many launches in a row on spared SMs, each of which was asked about, a client has a width of its own.
 const IN_ROW: u32 = 64;
@@ -32,13 +32,20 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// A launch starts.
+    /// A launch starts that was asked about. `ns` may be [`UNKNOWN`].
     pub fn starts(&mut self, client: ClientId, ns: u64) {
+        if ns == UNKNOWN {
+            return;
+        }
         if self.client.replace(client) != Some(client) {
             (self.mean_ns, self.longest_ns) = (ns, ns);
         }
         let (more_ns, less_ns) = (ns.saturating_sub(self.mean_ns), self.mean_ns.saturating_sub(ns));
         self.mean_ns = self.mean_ns + more_ns / FOLLOW - less_ns / FOLLOW;
+    }
+
+    /// It runs whole, as those do that start unasked.
+    pub fn runs_whole(&mut self, ns: u64) {
         self.longest_ns = ns.max(self.longest_ns - self.longest_ns.div_ceil(FOLLOW));
     }
 

@@ -49,7 +49,10 @@
 //! until enough do again; or units measured alone take over a fifth longer than predicted, until eight are known.
 //!
 //! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
-//! services can spare ([`tally_fairness`]).
+//! services can spare ([`tally_fairness`]); on a third of the SMs if it can be, beside a unit that cannot bear it.
+//!
+//! A service that has an objective, or never had a unit, and has none for a second and 16 times as long as its units
+//! are apart, takes nothing of best effort: its next unit may be late.
 //!
 //! Of a service whose tokens have an objective, units of tokens (marked ones, else those that begin with the launch of
 //! a CUDA graph) keep it, all others bear nothing, and it may be busy all of the time.
@@ -63,6 +66,7 @@ mod service;
 mod settings;
 mod share;
 mod space;
+mod unshared;
 mod verdict;
 mod worth;
 
@@ -119,8 +123,6 @@ const OVERDUE_NS: u64 = 1_000_000_000;
 const GAP: u64 = 0;
 /// The timer of clients whose launches under way are not to yield any longer.
 const FLOORS: u64 = 1;
-/// A service is asked for its percentile once in so many units.
-const ASK_UNITS: u64 = 256;
 
 /// The policy's memory: who is connected, and what each service can spare.
 pub struct Herald {
@@ -147,6 +149,10 @@ pub struct Herald {
     on_width: Gauge,
     /// As the last launch told.
     sm_count: u32,
+    /// SMs to which launches can be limited.
+    widths: Vec<u32>,
+    /// Services that are expected to have a unit, when that was last looked at.
+    expected: usize,
 }
 
 impl Policy for Herald {
@@ -172,6 +178,8 @@ impl Policy for Herald {
             in_space: Gauge::new("let_in_by_sms_permille"),
             on_width: Gauge::new("let_in_on_width_permille"),
             sm_count: 0,
+            widths: Vec::new(),
+            expected: 0,
         })
     }
 
@@ -182,7 +190,7 @@ impl Policy for Herald {
         self.counters.tick(launch.now_ns);
         let due = self.shares.floors.due(launch);
         if self.shares.floors.take_changed() {
-            self.floors_changed();
+            self.floors_changed(launch.now_ns);
         }
         let answer = self.decide_by(launch, due == Some(Due::Now));
         let may_yield = !self.shares.time_sliced && launch.high_clients > 0;
@@ -204,8 +212,10 @@ impl Herald {
         }
         if self.sm_count != launch.sm_count {
             self.sm_count = launch.sm_count;
-            let all = host::widths();
-            self.services.iter_mut().for_each(|one| one.share.set_gpu(launch.sm_count, &all));
+            self.widths = host::widths();
+            for service in &mut self.services {
+                service.share.set_gpu(launch.sm_count, &self.widths);
+            }
         }
         let cost_ns = self.cost_ns(launch);
         // A unit may stay open for as long as its program likes.
@@ -248,10 +258,16 @@ impl Herald {
             return hold.because(Reason::NotItsTurn);
         }
         let beside = beside.filter(|_| within);
+        let is_too_much = |one: &Service| one.left_ns().is_some_and(|ns| charge_ns > ns);
+        let for_floor = is_due && beside.is_none() && on_width.is_none();
+        let for_floor = (for_floor && self.services.iter().any(is_too_much))
+            .then(|| self.for_floor(launch))
+            .flatten();
         let limited_ns = |sms: u32| scaled(cost_ns, launch.sms().into(), sms.max(1).into());
-        let limit = beside.or(on_width).filter(|sms| exceeds(launch, *sms));
+        let limit = beside.or(on_width).or(for_floor).filter(|sms| exceeds(launch, *sms));
         let lasts_ns = limit.map_or(cost_ns, limited_ns);
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(lasts_ns);
+        self.leases.starts(launch.client, launch.predicted_ns);
         for service in &mut self.services {
             service.let_in(launch.now_ns, launch.predicted_ns, within);
             service.under_way(until_ns);
@@ -267,6 +283,7 @@ impl Herald {
             return on_sms(launch, sms, on_width).because(Reason::Beside);
         }
         if within {
+            let charge_ns = for_floor.map_or(charge_ns, of_all);
             self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, charge_ns));
         }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
@@ -278,6 +295,10 @@ impl Herald {
                 self.client_width.keep(launch.client, sms);
             }
             // What was never measured whole would be, if it were left to the client's width.
+            return on_sms(launch, sms, false).because(reason);
+        }
+        if let Some(sms) = for_floor {
+            self.client_width.end();
             return on_sms(launch, sms, false).because(reason);
         }
         // Light ones are limited only where that costs nothing.
@@ -300,13 +321,14 @@ impl Herald {
         if !is_alone || launch.predicted_ns == UNKNOWN {
             return Decision::Run(0);
         }
-        self.leases.starts(launch.client, launch.predicted_ns);
+        self.leases.runs_whole(launch.predicted_ns);
         let bears = |one: &Service| {
             let at_any_time_ns =
                 one.allowance_whole_ns().filter(|_| one.share.limit().is_none())?;
             Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
         };
-        let bears_ns = self.services.iter().map(|one| bears(one).unwrap_or(0)).min();
+        let expected = self.expected(launch.now_ns);
+        let bears_ns = expected.map(|one| bears(one).unwrap_or(0)).min();
         let (launches, ns) = self.leases.give(bears_ns.unwrap_or(0));
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
         for service in &mut self.services {
@@ -321,9 +343,9 @@ impl Herald {
     }
 
     /// A client is due by its floor, and its launches do not yield, or it is no longer.
-    fn floors_changed(&mut self) {
+    fn floors_changed(&mut self, now_ns: u64) {
         self.yields.floors_changed(&self.shares);
-        self.change_terms();
+        self.change_terms(now_ns);
     }
 }
 
@@ -335,8 +357,8 @@ impl Units for Herald {
         };
         let before = service.terms();
         let left_ns = service.began(now_ns, since_ns, deadline_ns);
-        if service.terms() != before {
-            self.changed();
+        if service.terms() != before || self.expected(now_ns).count() != self.expected {
+            self.changed(now_ns);
         }
         self.leases.fit(left_ns, &self.shares);
         // What is under way would take more than the unit can bear.
@@ -357,9 +379,6 @@ impl Units for Herald {
         let ended = service.ended(now_ns, units, took_ns);
         self.counters.add(ALONE, ended.alone.into());
         self.counters.add(LATE, ended.late.into());
-        if service.units() / ASK_UNITS != (service.units() - u64::from(units)) / ASK_UNITS {
-            service.ask();
-        }
         if let Some([in_time, in_space, on_width]) = service.share.found() {
             let (rate, sms, width) = service.share.levels();
             let text = format!(
@@ -378,8 +397,9 @@ impl Units for Herald {
             };
             host::log(Level::Info, &text);
         }
-        if ended.changed || service.terms() != before {
-            self.changed();
+        let has_changed = ended.changed || service.terms() != before;
+        if has_changed || self.expected(now_ns).count() != self.expected {
+            self.changed(now_ns);
         }
         self.go_on(now_ns);
     }
@@ -407,7 +427,7 @@ impl Timer for Herald {
     fn fired(&mut self, now_ns: u64, token: u64) {
         if token == FLOORS {
             if self.shares.fired(now_ns) {
-                self.floors_changed();
+                self.floors_changed(now_ns);
             }
         } else if !self.high_is_active {
             self.yields.set(now_ns, false, &self.shares);
@@ -422,7 +442,7 @@ impl Membership for Herald {
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
             let mut service = Service::new(now_ns, client.id, self.sm_count);
-            service.ask();
+            service.ask(now_ns);
             self.remembered.retain(|line| !service.remember(line));
             self.services.push(service);
         } else if self.sm_count > 0 {
@@ -430,14 +450,14 @@ impl Membership for Herald {
             self.services.iter_mut().for_each(|service| service.share.new_program());
         }
         self.alone_or_not();
-        self.changed();
+        self.changed(now_ns);
     }
 
     fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
         self.shares.left(client);
         self.alone_or_not();
-        self.changed();
+        self.changed(now_ns);
         self.go_on(now_ns);
         self.counters.hand_over();
         self.forms.hand_over();
@@ -449,33 +469,6 @@ impl Herald {
     fn alone_or_not(&mut self) {
         let is_alone = self.shares.clients.best_effort_ids().count() < 2;
         self.services.iter_mut().for_each(|service| service.share.set_alone(is_alone));
-    }
-
-    /// Where contexts take turns.
-    fn in_turns(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        if !is_due && launch.high_clients > 0 && launch.high_active() {
-            return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
-        }
-        if launch.high_clients == 0 {
-            return self.alone(launch, is_due);
-        }
-        if is_due {
-            return Decision::Run(0).because(Reason::Floor);
-        }
-        match self.shares.rounds.hold(launch) {
-            Some(hold) => hold.because(Reason::NotItsTurn),
-            None => Decision::Run(0).because(Reason::Between),
-        }
-    }
-
-    /// While no high-priority client is connected.
-    fn alone(&mut self, launch: &Launch, is_due: bool) -> Answer {
-        self.client_width.end();
-        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
-            return hold.because(Reason::NotItsTurn);
-        }
-        let lease = self.shares.lease(self.settings.lease_launches);
-        Decision::Run(lease).because(Reason::Alone)
     }
 
     /// What a launch costs the open units.
@@ -492,8 +485,9 @@ impl Herald {
     /// Whole if the open units, and those that may begin at any time, can bear it. Else the form that yields soonest at
     /// least cost, as in `tally-priority`.
     fn form(&mut self, launch: &Launch) -> Decision {
-        let bearable_ns =
-            self.services.iter().map(|service| service.allowance_whole_ns().unwrap_or(0)).min();
+        let allowances_ns =
+            self.expected(launch.now_ns).map(|service| service.allowance_whole_ns().unwrap_or(0));
+        let bearable_ns = allowances_ns.min();
         if launch.predicted_ns <= bearable_ns.unwrap_or(0) {
             return Decision::Run(0);
         }
@@ -516,24 +510,32 @@ impl Herald {
     }
 
     /// What a service can spare is another amount.
-    fn changed(&mut self) {
+    fn changed(&mut self, now_ns: u64) {
         let strict = self.services.iter().filter(|one| one.is_strict()).count();
         self.strict.set(strict as i64);
-        self.services.iter_mut().for_each(|one| one.share.withhold(strict > 0));
+        self.expected = self.expected(now_ns).count();
+        let withheld = self.expected(now_ns).any(Service::is_strict);
+        self.services.iter_mut().for_each(|one| one.share.withhold(withheld));
         let spared = self.services.iter().filter_map(|one| one.share.limit()).min();
         self.spared_sms.set(spared.unwrap_or(0).into());
-        self.change_terms();
+        self.change_terms(now_ns);
+    }
+
+    /// Services that may have a unit at any time; all of them, if none of them is expected to.
+    fn expected(&self, now_ns: u64) -> impl Iterator<Item = &Service> {
+        let is_any = self.services.iter().any(|one| one.is_expected(now_ns));
+        self.services.iter().filter(move |one| !is_any || one.is_expected(now_ns))
     }
 
     /// What best effort has under way when a unit begins delays it: no more than the least that a service can spare.
-    fn change_terms(&mut self) {
+    fn change_terms(&mut self, now_ns: u64) {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
         let is_alone = self.shares.clients.high() == 0;
         let clients = self.shares.clients.best_effort_ids().count().max(1) as u64;
         let longest_ns = self.settings.window_ns_max / clients;
         // One that is served strictly, or not known yet, has the usual window.
         let of = |one: &Service| one.window_ns(most_ns, longest_ns, clients).unwrap_or(most_ns);
-        let shared_ns = self.services.iter().map(of).min().unwrap_or(most_ns);
+        let shared_ns = self.expected(now_ns).map(of).min().unwrap_or(most_ns);
         let shared_ns = shared_ns.max(least_ns.min(most_ns));
         let window_ns = match (self.shares.time_sliced, is_alone) {
             (true, _) => self.settings.turn_ns,
@@ -545,10 +547,10 @@ impl Herald {
         if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
             self.window_ns = window_ns;
         }
-        if !is_alone && self.services.iter().any(|one| one.allowance_ns().is_none()) {
+        if !is_alone && self.expected(now_ns).any(|one| one.allowance_ns().is_none()) {
             self.leases.fit(0, &self.shares);
         }
-        let yields = !self.shares.time_sliced && self.services.iter().any(Service::is_strict);
+        let yields = !self.shares.time_sliced && self.expected(now_ns).any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);
         let window_ns = self.window_ns;
         self.shares.set_terms(Terms { window_ns, leases: is_alone, yields });

@@ -21,6 +21,14 @@ impl Herald {
         (can && is_worth_it).then_some(sms)
     }
 
+    /// SMs for a launch that goes because its client is due, whatever the open units can bear: at least a third of them,
+    /// so that it does not last much longer.
+    pub(crate) fn for_floor(&self, launch: &Launch) -> Option<u32> {
+        let least = launch.sm_count.div_ceil(3);
+        let sms = self.widths.iter().copied().filter(|sms| *sms >= least).min()?;
+        can_limit(launch, sms).then_some(sms)
+    }
+
     /// It runs whole, because its code was not read: SMs for later ones, where a service spares some.
     pub(crate) fn reads_for(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
         let is_unread = launch.can_prepare() && !launch.can_limit() && !launch.is_graph();

@@ -4,7 +4,10 @@ use tally_sdk::{ClientState, Form, FormsOffered, LaunchState, NEVER, SharingMode
 
 mod alone;
 mod busy;
+mod floors;
+mod idle;
 mod leases;
+mod rates;
 mod space;
 mod width;
 
@@ -290,7 +293,7 @@ fn an_objective_of_tokens_counts_only_while_there_are_tokens() {
         set_services(vec![(WEB, service)]);
     };
     with(Some(MS));
-    b.policy.services[0].ask();
+    b.policy.services[0].ask(b.now_ns);
     // Requests only: they bear what their own objective leaves.
     b.units(64 + 8, 5 * MS);
     assert_eq!(b.allowance_ns(), Some(14 * MS));
@@ -318,16 +321,6 @@ fn what_was_never_measured_is_let_in_where_much_can_be_spared() {
     for expected in [RUNS, RUNS, HELD] {
         assert_eq!(b.decide(UNKNOWN), expected);
     }
-}
-
-#[test]
-fn another_objective_starts_anew() {
-    let mut b = Bench::new(3 * MS);
-    b.units(100, 4 * MS);
-    assert_eq!(b.allowance_ns(), None);
-    b.slo_ns = 30 * MS;
-    b.begin();
-    assert_eq!(b.allowance_ns(), Some(28_500 * US - 4 * MS));
 }
 
 #[test]

@@ -329,6 +329,8 @@ fn no_width_is_tried_beside_a_service_that_is_served_strictly() {
     let mut b = Bench::new(3 * MS);
     set_services(vec![(WEB, testing::service(Some(3 * MS))), (9, testing::service(None))]);
     b.policy.joined(b.now_ns, &client(9, PriorityClass::High));
+    b.policy.began(b.now_ns, 9, b.now_ns, NEVER);
+    b.policy.ended(b.now_ns + MS, 9, 1, MS);
     b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
     for _ in 0..200 {
         reviews(&mut b, 1, 300);
