@@ -206,18 +206,18 @@ impl Device {
     pub fn next_ns(&self) -> Option<u64> {
         let change_ns = self.change.map(|c| c.1);
         let turns = [change_ns, self.stops_ns, self.slice_ends_ns, self.linger_ends_ns];
-        let mut next = turns.into_iter().flatten().min();
+        let mut next_ns = turns.into_iter().flatten().fold(u64::MAX, u64::min);
         for lane in &self.lanes {
-            let event = match &lane.running {
+            let event_ns = match &lane.running {
                 None => lane.starts_ns(),
                 Some(r) if r.stopped => r.resume_ns,
                 Some(r) if r.exits_ns.is_some() => r.exits_ns,
                 Some(_) if lane.rate == 0 => None,
                 Some(r) => Some(self.now_ns + (r.left - r.mark()).div_ceil(lane.rate)),
             };
-            next = [next, event].into_iter().flatten().min();
+            next_ns = next_ns.min(event_ns.unwrap_or(u64::MAX));
         }
-        next.map(|ns| ns.max(self.now_ns))
+        (next_ns < u64::MAX).then(|| next_ns.max(self.now_ns))
     }
 
     /// Let time pass, at most until [`Self::next_ns`], and say what happened.

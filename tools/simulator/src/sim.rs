@@ -7,6 +7,7 @@ mod introduce;
 mod outcome;
 mod service;
 mod solo;
+mod timed;
 
 pub use service::Service;
 
@@ -27,6 +28,7 @@ use std::ops::Range;
 use tally_contract::limits::RESERVES_MAX;
 use tally_engine::policy::{self, Decision, Form, Policy, forms_offered};
 use tally_engine::{Action, Engine, EngineConfig, OpenUnit, Submission};
+use timed::Timed;
 
 /// How long after a completion the core looks.
 const LOOK_NS: u64 = 1_000;
@@ -144,7 +146,7 @@ struct Program<'a> {
 struct Sim<'a> {
     setup: Setup,
     device: Device,
-    engine: Option<Engine>,
+    engine: Option<Timed>,
     /// The services, then the best-effort programs.
     programs: Vec<Program<'a>>,
     services: Vec<Serving<'a>>,
@@ -256,7 +258,7 @@ impl<'a> Sim<'a> {
                 }
                 let config =
                     EngineConfig { sm_count: SMS, sharing, reserve_sms, ..EngineConfig::default() };
-                Engine::new(config, policy)
+                Timed::new(Engine::new(config, policy))
             }),
             programs,
             services,
@@ -304,7 +306,7 @@ impl<'a> Sim<'a> {
 
     fn next_ns(&self, now_ns: u64) -> Option<u64> {
         let launches = self.programs.iter().filter_map(|p| p.host.launch_ns);
-        let engine = self.engine.as_ref().and_then(Engine::next_deadline_ns);
+        let engine = self.engine.as_ref().and_then(Timed::next_deadline_ns);
         // A deadline that a tick did not move is looked at again a little later.
         let engine = engine.map(|ns| ns.max(now_ns + LOOK_NS));
         let reports = self.programs.iter().filter_map(|p| p.completions.next_ns());
