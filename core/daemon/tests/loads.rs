@@ -6,16 +6,12 @@ use common::{Client, Core, eventually, policy};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::thread::{ScopedJoinHandle, scope};
+use tally_harness::components;
 
 /// A component that takes seconds to compile.
 fn bulky(folder: &Path) -> PathBuf {
-    let step =
-        "(local.set 0 (i64.mul (i64.xor (local.get 0) (i64.load (i32.wrap_i64 (local.get 0))))
-        (i64.const 6364136223846793005)))";
-    let function = format!("(func (param i64) (result i64) {} (local.get 0))\n", step.repeat(160));
-    let text = format!("(component (core module (memory 1) {}))", function.repeat(4_000));
     let path = folder.join("bulky.wasm");
-    std::fs::write(&path, wat::parse_str(text).unwrap()).unwrap();
+    std::fs::write(&path, components::bulky(80)).unwrap();
     path
 }
 
@@ -118,25 +114,6 @@ fn a_core_goes_on_when_a_component_takes_too_much() {
     assert_eq!(core.status()["policy"]["name"], "fifo");
 }
 
-/// Components in one another: so many below the outermost.
-fn nested(levels: usize) -> Vec<u8> {
-    const HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
-    let mut backwards: Vec<u8> = HEADER.iter().rev().copied().collect();
-    for _ in 0..levels {
-        let (mut size, mut leb) = (backwards.len(), Vec::new());
-        while size > 0x7f {
-            leb.push(size as u8 | 0x80);
-            size >>= 7;
-        }
-        leb.push(size as u8);
-        backwards.extend(leb.iter().rev());
-        backwards.push(4);
-        backwards.extend(HEADER.iter().rev());
-    }
-    backwards.reverse();
-    backwards
-}
-
 /// The number behind `name` in a file of the core's below `/proc`.
 fn of_process(core: &Core, file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/{file}", core.pid())).unwrap();
@@ -155,7 +132,7 @@ fn cpu_ticks(core: &Core) -> u64 {
 #[test]
 fn a_core_refuses_the_audits_component_in_a_second_and_little_memory() {
     let core = Core::start("", &["--policy", policy("fifo").to_str().unwrap()]);
-    let (path, bytes) = (core.dir.path().join("bomb.wasm"), nested(20_000));
+    let (path, bytes) = (core.dir.path().join("bomb.wasm"), components::nested(20_000));
     assert_eq!(bytes.len(), 238_506);
     std::fs::write(&path, bytes).unwrap();
     let before = cpu_ticks(&core);

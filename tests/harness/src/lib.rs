@@ -6,6 +6,7 @@
 //! - [`reload`]: thousands of changes of policy while programs run;
 //! - [`containment`]: what a policy that fails costs, measured;
 //! - [`traps`]: A/B tests of policies that harm programs;
+//! - [`components`]: components that hurt whoever compiles them;
 //! - [`chaos`]: random faults at random parties, and a checker of the results.
 //!
 //! The harness never talks to the driver, and to the core only by the programs that a
@@ -14,6 +15,7 @@
 
 pub mod admin;
 pub mod chaos;
+pub mod components;
 pub mod containment;
 pub mod jobs;
 pub mod reload;
