@@ -195,9 +195,9 @@ macro_rules! contract_conversions {
                     }
                     $t::Transformation::Ready(forms)
                 }
-                Transformation::WholeOnly(why) | Transformation::WholeHere(why) => {
-                    $t::Transformation::WholeOnly(why.into())
-                }
+                Transformation::WholeOnly(why) => $t::Transformation::WholeOnly(why.into()),
+                // Of one client's; a launch says what its client offers.
+                Transformation::WholeHere(_) => $t::Transformation::Unknown,
             };
             let one = |view: $crate::profile::FormView| $t::FormProfile {
                 form: form(view.form),

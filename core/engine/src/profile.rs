@@ -140,7 +140,7 @@ fn is_clearly_less(measured_ns: u64, than_ns: u64) -> bool {
 }
 
 impl Profile {
-    fn new(key: KernelKey) -> Self {
+    pub fn new(key: KernelKey) -> Self {
         Profile {
             key,
             count: 0,

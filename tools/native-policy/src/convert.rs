@@ -9,6 +9,20 @@ tally_engine::contract_conversions!(types);
 mod tests {
     use super::*;
     use tally_engine::policy::{self as engine, Class, Launch};
+    use tally_engine::profile::{KernelKey, Profile, Transformation};
+
+    /// Else one client could say that a kernel of others cannot be transformed.
+    #[test]
+    fn what_one_client_cannot_transform_is_not_said_of_the_kernel() {
+        let key = KernelKey { name: "k".into(), image: 0, grid: [1; 3], block: [1; 3] };
+        let mut profile = Profile::new(key);
+        let why = "its context is another one";
+        profile.transformation = Transformation::WholeHere(why);
+        assert_eq!(kernel_profile(&profile).transformation, types::Transformation::Unknown);
+        profile.transformation = Transformation::WholeOnly(why);
+        let whole_only = types::Transformation::WholeOnly(why.into());
+        assert_eq!(kernel_profile(&profile).transformation, whole_only);
+    }
 
     #[test]
     fn every_flag_of_a_launch_arrives_as_itself() {

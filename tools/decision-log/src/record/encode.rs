@@ -92,15 +92,15 @@ impl Encoder<'_> {
         self.u32(demand.blocks_per_sm.into());
         self.u32(demand.registers.into());
         match transformation {
-            Transformation::Unknown => self.u8(0),
+            // A policy is not told what holds of one client.
+            Transformation::Unknown | Transformation::WholeHere(_) => self.u8(0),
             Transformation::Preparable => self.u8(1),
             Transformation::Preparing => self.u8(2),
             Transformation::Ready { sliced, preemptible } => {
                 self.u8(3);
                 self.u8(u8::from(sliced) | u8::from(preemptible) << 1);
             }
-            // Policies see no difference.
-            Transformation::WholeOnly(why) | Transformation::WholeHere(why) => {
+            Transformation::WholeOnly(why) => {
                 self.u8(4);
                 self.text(why);
             }
