@@ -124,6 +124,8 @@ pub struct Experiment {
     /// Turns that policies had lost before it began.
     faults: u64,
     measured: Sample,
+    /// Empty ones, which need not be allocated anew.
+    spare: Vec<Sample>,
     /// Of each [`Unit`], those that began in this block's washout and ended after it.
     late: [Vec<Carried>; 2],
     /// Best-effort clients when this block's measured part began.
@@ -198,6 +200,7 @@ impl Experiment {
             looked_ns: now_ns,
             faults: 0,
             measured: Sample::new(),
+            spare: Vec::new(),
             first: None,
             blocks: Vec::new(),
             differences: Vec::new(),

@@ -71,7 +71,8 @@ impl Experiment {
     }
 
     pub(super) fn end_block(&mut self, now_ns: u64) {
-        let mut sample = std::mem::take(&mut self.measured);
+        let empty = self.empty();
+        let mut sample = std::mem::replace(&mut self.measured, empty);
         let number = self.blocks.len();
         for unit in Unit::ALL {
             self.ledgers[unit.index()].count(number, sample.of(unit));
@@ -93,8 +94,11 @@ impl Experiment {
         self.judge_fairness(now_ns, &shares, span_ns);
         match self.first.take() {
             None => {
-                let (block, _) = self.block(self.arm, number, sample.clone(), fairness);
+                let mut copy = self.empty();
+                copy.extend(&sample);
+                let (block, copy) = self.block(self.arm, number, copy, fairness);
                 self.blocks.push(block);
+                self.put_back([copy]);
                 self.first = Some((self.arm, sample, served));
             }
             Some((first_arm, first, first_served)) => {
@@ -115,6 +119,7 @@ impl Experiment {
                     of_unit.push(a.1[at], b.1[at]);
                 }
                 self.end_pair(now_ns, &a.0, &b.0);
+                self.put_back([a.0, b.0]);
             }
         }
         let last = self.arm;
@@ -123,6 +128,15 @@ impl Experiment {
         if self.rest_ns > 0 && last == Arm::A && self.ended.is_none() {
             self.rest(now_ns);
         }
+    }
+
+    fn empty(&mut self) -> Sample {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    fn put_back<const N: usize>(&mut self, mut used: [Sample; N]) {
+        used.iter_mut().for_each(Sample::clear);
+        self.spare.extend(used);
     }
 
     /// A block of the present arm has ended in which best-effort clients did so much.
