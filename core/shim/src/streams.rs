@@ -398,3 +398,28 @@ pub fn reset() {
     QUEUES.store(0, SeqCst);
     ATTACHED.store(false, SeqCst);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_with_a_default_stream_of_its_own_counts_until_it_ends() {
+        fn counted() -> u32 {
+            PER_THREAD.load(SeqCst)
+        }
+        fn count_twice() -> u32 {
+            put(true, &[]);
+            put(true, &[]);
+            counted()
+        }
+        put(false, &[]);
+        assert_eq!(counted(), 0);
+        for _ in 0..3 {
+            assert_eq!(std::thread::spawn(count_twice).join().unwrap(), 1);
+            assert_eq!(counted(), 0);
+        }
+        put(true, &[]);
+        assert_eq!(counted(), 1, "this one's");
+    }
+}

@@ -127,6 +127,22 @@ fn calls_that_take_long_together_have_no_time_left_in_this_pass() {
     assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
 }
 
+/// A new instance is told of all clients before anybody is served.
+#[test]
+fn a_new_instance_is_not_told_of_clients_for_ever() {
+    let limits = Limits { decide_fuel: u64::MAX, call_cpu_ms_max: 10_000, ..limits() };
+    let mut bench = Bench::new(chaos_with(limits, "joined 20000000").unwrap());
+    (0..100).for_each(|id| bench.join(id, Class::BestEffort).unwrap());
+    bench.decide(kernel::UNREACHABLE).unwrap_err();
+    let fault = bench.decide(kernel::GOOD).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Overrun, "{}", fault.message);
+    assert!(fault.message.contains("took more than 500 ms"), "{}", fault.message);
+    // With few of them it is.
+    (3..100).for_each(|id| drop(bench.context.world.clients.remove(&id)));
+    bench.policy.begin_pass();
+    assert_eq!(bench.decide(kernel::GOOD), Ok(Decision::Run(0)));
+}
+
 /// Waits for the first lines of the log, as a thread does that is not scheduled: the call's clock is first read after
 /// the first. Not for all 64, for waking up takes CPU time.
 #[derive(Default)]

@@ -1,8 +1,9 @@
 //! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
 //!
 //! A lease is short; its launches are charged in advance, at the mean time of those that were asked about, in whichever
-//! form they run. It is given only behind a launch that runs whole, and only if every unit, open or to come, could bear that many of the longest recent launches. So
-//! nothing is under way that a unit could not bear, and every few launches one is checked as all others are.
+//! form those ran. It is given only behind a launch that runs whole, and only if every unit, open or to come, could
+//! bear that many of the longest recent whole launches. So nothing is under way that a unit could not bear, and every
+//! few launches one is checked as all others are.
 //!
 //! A client has a width of its own (`widths.set`) while one launch after another runs on spared SMs. It gets no leases
 //! then: a kernel of which no launch was limited yet would run whole.

@@ -21,8 +21,8 @@ impl Herald {
         (can && is_worth_it).then_some(sms)
     }
 
-    /// SMs for a launch that goes because its client is due, whatever the open units can bear: at least a third of them,
-    /// so that it does not last much longer.
+    /// SMs for a launch that goes because its client is due, whatever the open units can bear: at least a third, so
+    /// that it does not last much longer.
     pub(crate) fn for_floor(&self, launch: &Launch) -> Option<u32> {
         let least = launch.sm_count.div_ceil(3);
         let sms = self.widths.iter().copied().filter(|sms| *sms >= least).min()?;

@@ -278,8 +278,8 @@ impl Service {
         self.idle_ns(now_ns) > 0
     }
 
-    /// Whether what runs now must be over soon when its next unit begins. One that has an objective, or no unit yet, and
-    /// is not used has to bear what the others do, once.
+    /// Whether what runs now must be over soon when its next unit begins. One that is not used and has an objective, or
+    /// no unit yet, has to bear what the others do, once.
     pub fn is_expected(&self, now_ns: u64) -> bool {
         let may_wait = !self.misses && (self.slo_ns != NEVER || self.units == 0);
         !may_wait || !self.is_idle(now_ns)

@@ -2,7 +2,8 @@
 //!
 //! The kernel id of a launch (or the token of a timer) says what; the
 //! configuration does for `init`, as `snapshot-N` or `restore-N` for these, and as
-//! `always N` for every decision, or `completed N` for every completion. The numbers are known to
+//! `always N` for every decision, `completed N` for every completion, or `joined N` to think so long of every client
+//! that joins. The numbers are known to
 //! `core/wasm-host/tests/common/mod.rs` and `tools/conformance/tests/guests.rs`.
 
 use std::hint::black_box;
@@ -18,6 +19,8 @@ struct Chaos {
     always: Option<u32>,
     /// What it does whenever a launch has ended.
     at_completion: Option<u64>,
+    /// Steps that it takes for each client that joins.
+    at_join: Option<u64>,
     decides: u64,
     joined: Vec<ClientId>,
     left: u64,
@@ -33,10 +36,11 @@ impl Policy for Chaos {
     fn init(config: &str) -> Result<Self, String> {
         let always = config.strip_prefix("always ").and_then(|number| number.parse().ok());
         let at_completion = config.strip_prefix("completed ").and_then(|how| how.parse().ok());
+        let at_join = config.strip_prefix("joined ").and_then(|steps| steps.parse().ok());
         let (mut in_snapshot, mut in_restore) = (0, 0);
         let number = |text: &str| text.parse().map_err(|_| format!("what is {text:?}?"));
         match config {
-            _ if always.is_some() || at_completion.is_some() => {}
+            _ if always.is_some() || at_completion.is_some() || at_join.is_some() => {}
             "" => {}
             how if how.starts_with("snapshot-") => in_snapshot = number(&how[9..])?,
             how if how.starts_with("restore-") => in_restore = number(&how[8..])?,
@@ -52,6 +56,7 @@ impl Policy for Chaos {
         Ok(Chaos {
             always,
             at_completion,
+            at_join,
             decides: 0,
             joined: Vec::new(),
             left: 0,
@@ -174,6 +179,7 @@ impl Completions for Chaos {
 
 impl Membership for Chaos {
     fn joined(&mut self, _now_ns: u64, client: &Client) {
+        think(self.at_join.unwrap_or(0));
         self.joined.push(client.id);
     }
 
