@@ -46,11 +46,14 @@ pub fn enqueue_batch() {
 #[cold]
 fn wait_for_records() {
     let are_done = || (RECORDS.load(SeqCst) == 0 || ARE_LATE.load(SeqCst)).then_some(());
-    if wait::spin(RECORD_SPIN, are_done).is_some() {
-        return;
-    }
     let start = Instant::now();
-    while are_done().is_none() {
+    let _ = wait::spin(RECORD_SPIN, are_done);
+    loop {
+        // Counted anew: a call that went on meanwhile began after the first count.
+        ENQUEUED.fetch_add(1, SeqCst);
+        if are_done().is_some() {
+            return;
+        }
         if start.elapsed() >= RECORD_MAX {
             ARE_LATE.store(true, SeqCst);
         }
@@ -61,13 +64,17 @@ fn wait_for_records() {
 /// Put something of the shim's behind the calling thread's own launch, unless another call has begun to put something
 /// into a stream since there were `since` of them. Calls that begin meanwhile wait for it.
 pub fn undisturbed<T>(since: u64, record: impl FnOnce() -> Option<T>) -> Option<T> {
-    RECORDS.fetch_add(1, SeqCst);
-    let is_undisturbed = ENQUEUED.load(SeqCst) == since && !ARE_LATE.load(SeqCst);
-    let result = if is_undisturbed { record() } else { None };
-    if RECORDS.fetch_sub(1, SeqCst) == 1 {
-        ARE_LATE.store(false, SeqCst);
-    }
-    result
+    let alone = || {
+        RECORDS.fetch_add(1, SeqCst);
+        let is_undisturbed = ENQUEUED.load(SeqCst) == since && !ARE_LATE.load(SeqCst);
+        let result = if is_undisturbed { record() } else { None };
+        if RECORDS.fetch_sub(1, SeqCst) == 1 {
+            ARE_LATE.store(false, SeqCst);
+        }
+        result
+    };
+    // A signal handler's calls do not wait for the frame below.
+    if state::is_inside() { alone() } else { state::inside(alone) }
 }
 
 /// Only in a forked child.
@@ -111,6 +118,8 @@ mod tests {
             // As one that never comes back.
             undisturbed(enqueued(), || {
                 enqueue();
+                assert!(!ARE_LATE.load(SeqCst), "a signal handler's call does not wait");
+                thread::spawn(enqueue).join().unwrap();
                 assert_eq!(undisturbed(enqueued(), || Some(())), None, "they are late");
                 Some(())
             });

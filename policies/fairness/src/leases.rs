@@ -56,7 +56,8 @@ impl Leases {
         let launches = if launches < LAUNCHES_MIN { 0 } else { launches };
         // Who asks has none left.
         self.out_ns = launches * self.longest_ns;
-        (launches as u32, launches.saturating_mul(self.mean_ns))
+        // None of them takes longer than that one.
+        (launches as u32, launches.saturating_mul(self.mean_ns.min(self.longest_ns)))
     }
 
     /// A unit bears so much: no launch starts unasked any longer, if they could take more.

@@ -51,7 +51,7 @@
 //! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
 //! services can spare ([`tally_fairness`]); on a third of the SMs if it can be, beside a unit that cannot bear it.
 //!
-//! A service that has an objective, or never had a unit, and has none for a second and 16 times as long as its units
+//! A service that has an objective, or never had a unit, and has none for a second, and for far longer than its units
 //! are apart, takes nothing of best effort: its next unit may be late.
 //!
 //! Of a service whose tokens have an objective, units of tokens (marked ones, else those that begin with the launch of
@@ -152,7 +152,7 @@ pub struct Herald {
     /// SMs to which launches can be limited.
     widths: Vec<u32>,
     /// Services that are expected to have a unit, when that was last looked at.
-    expected: usize,
+    expected: Vec<ClientId>,
 }
 
 impl Policy for Herald {
@@ -179,7 +179,7 @@ impl Policy for Herald {
             on_width: Gauge::new("let_in_on_width_permille"),
             sm_count: 0,
             widths: Vec::new(),
-            expected: 0,
+            expected: Vec::new(),
         })
     }
 
@@ -259,9 +259,9 @@ impl Herald {
         }
         let beside = beside.filter(|_| within);
         let is_too_much = |one: &Service| one.left_ns().is_some_and(|ns| charge_ns > ns);
-        let for_floor = is_due && beside.is_none() && on_width.is_none();
-        let for_floor = (for_floor && self.services.iter().any(is_too_much))
-            .then(|| self.for_floor(launch))
+        let must_spare = is_due && beside.is_none() && on_width.is_none();
+        let for_floor = (must_spare && self.services.iter().any(is_too_much))
+            .then(|| self.for_floor(launch, cost_ns))
             .flatten();
         let limited_ns = |sms: u32| scaled(cost_ns, launch.sms().into(), sms.max(1).into());
         let limit = beside.or(on_width).or(for_floor).filter(|sms| exceeds(launch, *sms));
@@ -298,7 +298,9 @@ impl Herald {
             return on_sms(launch, sms, false).because(reason);
         }
         if let Some(sms) = for_floor {
-            self.client_width.end();
+            if width.is_none() {
+                self.client_width.end();
+            }
             return on_sms(launch, sms, false).because(reason);
         }
         // Light ones are limited only where that costs nothing.
@@ -357,7 +359,7 @@ impl Units for Herald {
         };
         let before = service.terms();
         let left_ns = service.began(now_ns, since_ns, deadline_ns);
-        if service.terms() != before || self.expected(now_ns).count() != self.expected {
+        if service.terms() != before || !self.are_as_expected(now_ns) {
             self.changed(now_ns);
         }
         self.leases.fit(left_ns, &self.shares);
@@ -398,7 +400,7 @@ impl Units for Herald {
             host::log(Level::Info, &text);
         }
         let has_changed = ended.changed || service.terms() != before;
-        if has_changed || self.expected(now_ns).count() != self.expected {
+        if has_changed || !self.are_as_expected(now_ns) {
             self.changed(now_ns);
         }
         self.go_on(now_ns);
@@ -513,7 +515,7 @@ impl Herald {
     fn changed(&mut self, now_ns: u64) {
         let strict = self.services.iter().filter(|one| one.is_strict()).count();
         self.strict.set(strict as i64);
-        self.expected = self.expected(now_ns).count();
+        self.expected = self.expected(now_ns).map(|one| one.client).collect();
         let withheld = self.expected(now_ns).any(Service::is_strict);
         self.services.iter_mut().for_each(|one| one.share.withhold(withheld));
         let spared = self.services.iter().filter_map(|one| one.share.limit()).min();
@@ -525,6 +527,11 @@ impl Herald {
     fn expected(&self, now_ns: u64) -> impl Iterator<Item = &Service> {
         let is_any = self.services.iter().any(|one| one.is_expected(now_ns));
         self.services.iter().filter(move |one| !is_any || one.is_expected(now_ns))
+    }
+
+    /// Whether they are those that they were when that was last looked at.
+    fn are_as_expected(&self, now_ns: u64) -> bool {
+        self.expected(now_ns).map(|one| one.client).eq(self.expected.iter().copied())
     }
 
     /// What best effort has under way when a unit begins delays it: no more than the least that a service can spare.

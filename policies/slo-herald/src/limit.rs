@@ -23,10 +23,11 @@ impl Herald {
 
     /// SMs for a launch that goes because its client is due, whatever the open units can bear: at least a third, so
     /// that it does not last much longer.
-    pub(crate) fn for_floor(&self, launch: &Launch) -> Option<u32> {
+    pub(crate) fn for_floor(&self, launch: &Launch, cost_ns: u64) -> Option<u32> {
         let least = launch.sm_count.div_ceil(3);
         let sms = self.widths.iter().copied().filter(|sms| *sms >= least).min()?;
-        can_limit(launch, sms).then_some(sms)
+        // A light one costs less than a change of SMs.
+        (can_limit(launch, sms) && cost_ns >= launch.predicted_ns).then_some(sms)
     }
 
     /// It runs whole, because its code was not read: SMs for later ones, where a service spares some.

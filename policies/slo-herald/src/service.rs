@@ -8,6 +8,7 @@ use load::{
 use std::collections::VecDeque;
 use tally_sdk::{ClientId, NEVER, host};
 
+mod idle;
 mod load;
 
 /// Units measured alone that are remembered.
@@ -37,10 +38,6 @@ const ASK_NS: u64 = 1_000_000_000;
 /// causes. As many are saved up at most.
 const TOLERATED_PART: f64 = 0.75;
 const TOLERATED_MAX: f64 = 1.0;
-
-/// A service without a unit for so long, and for so many times as long as its units are apart, is not used.
-const IDLE_NS: u64 = 1_000_000_000;
-const IDLE_TIMES: u64 = 16;
 
 /// What came of units that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +91,10 @@ pub struct Service {
     /// The unit that was open before.
     last: Option<Open>,
     ended_ns: Option<u64>,
+    /// Longest time of late from one unit's end to the next one; 0: it is not known.
+    longest_gap_ns: u64,
+    /// It has not had a unit, as far as is known.
+    is_new: bool,
     /// When a best-effort launch was last let in while a unit was open.
     let_in_ns: u64,
     /// Until when best-effort work may be under way, leased or not.
@@ -157,6 +158,8 @@ impl Service {
             open: None,
             last: None,
             ended_ns: None,
+            longest_gap_ns: 0,
+            is_new: true,
             let_in_ns: 0,
             under_way_until_ns: 0,
             units: 0,
@@ -226,7 +229,6 @@ impl Service {
         let of_tokens = self.tpot_ns < self.others_ns && self.since_token < TOKEN_UNITS;
         if std::mem::replace(&mut self.of_tokens, of_tokens) != of_tokens {
             // It was measured of other units.
-            self.share.forget();
             self.alone_ns.clear();
             (self.alone_p95_ns, self.alone_mean_ns) = (0, 0);
             (self.beside_units, self.beside_ns, self.inflates) = (0, 0, true);
@@ -257,32 +259,11 @@ impl Service {
         if *client != u64::from(self.client) {
             return false;
         }
+        self.is_new = *alone_p95_ns == 0;
         if *slo_ns == self.slo_ns && *alone_p95_ns > 0 && self.share.remember(share) {
             (0..ALONE_UNITS_MIN).for_each(|_| self.measured_alone(*alone_p95_ns));
         }
         true
-    }
-
-    /// Time for which it is not used.
-    fn idle_ns(&self, now_ns: u64) -> u64 {
-        if self.open.is_some() {
-            return 0;
-        }
-        let ended_ns = self.ended_ns.unwrap_or(self.joined_ns);
-        let used_ns = IDLE_NS.max(self.share.apart_ns().saturating_mul(IDLE_TIMES));
-        now_ns.saturating_sub(ended_ns).saturating_sub(used_ns)
-    }
-
-    /// It has had no unit for long.
-    pub fn is_idle(&self, now_ns: u64) -> bool {
-        self.idle_ns(now_ns) > 0
-    }
-
-    /// Whether what runs now must be over soon when its next unit begins. One that is not used and has an objective, or
-    /// no unit yet, has to bear what the others do, once.
-    pub fn is_expected(&self, now_ns: u64) -> bool {
-        let may_wait = !self.misses && (self.slo_ns != NEVER || self.units == 0);
-        !may_wait || !self.is_idle(now_ns)
     }
 
     /// Best-effort work of so much GPU time, whole, is let in, while a unit is open or not.
@@ -300,12 +281,8 @@ impl Service {
 
     fn set_slo(&mut self, slo_ns: u64) {
         if self.slo_ns != slo_ns {
-            if slo_ns < self.slo_ns {
-                self.share.forget();
-            } else {
-                self.share.spares_more();
-            }
             self.slo_ns = slo_ns;
+            self.share.forget();
             self.kept.clear();
             (self.late_of_kept, self.misses) = (0, false);
             self.new_review();
@@ -401,6 +378,7 @@ impl Service {
         if idle_ns > 0 {
             self.share.paused(now_ns, idle_ns);
         }
+        self.note_gap(now_ns);
         let is_timed = deadline_ns != NEVER;
         let longest_ns = if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER };
         let other = !self.is_served(now_ns, longest_ns);
@@ -581,7 +559,8 @@ impl Service {
         self.late_of_kept += usize::from(is_late);
         let late_max = JUDGED_UNITS as f64 * (100.0 - self.percentile) / 100.0;
         // At the limit it would be late again with the next accident.
-        let late_max = if self.misses { late_max / 2.0 } else { late_max };
+        let fewer = (late_max - 1.0).max(late_max / 2.0);
+        let late_max = if self.misses { fewer } else { late_max };
         let misses = self.late_of_kept as f64 > late_max;
         if misses && !self.misses {
             self.share.halve(true);

@@ -155,14 +155,6 @@ impl Share {
         (self.is_alone, self.withheld) = (is_alone, withheld);
     }
 
-    /// A unit may take longer than before: what it bore it bears, and may soon bear more.
-    pub fn spares_more(&mut self) {
-        self.found_limit = false;
-        self.worth = [Worth::UNKNOWN; 3];
-        (self.reviews, self.measured, self.compared, self.is_trial) = (0, 0, 0, false);
-        self.trial_after = TRIAL_REVIEWS[0];
-    }
-
     /// The levels and what was found of them, as numbers.
     pub fn saved(&self) -> String {
         let mut numbers =

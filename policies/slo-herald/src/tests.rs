@@ -7,8 +7,8 @@ mod busy;
 mod floors;
 mod idle;
 mod leases;
-mod rates;
 mod space;
+mod strict;
 mod width;
 
 const US: u64 = 1_000;
@@ -321,6 +321,16 @@ fn what_was_never_measured_is_let_in_where_much_can_be_spared() {
     for expected in [RUNS, RUNS, HELD] {
         assert_eq!(b.decide(UNKNOWN), expected);
     }
+}
+
+#[test]
+fn another_objective_starts_anew() {
+    let mut b = Bench::new(3 * MS);
+    b.units(100, 4 * MS);
+    assert_eq!(b.allowance_ns(), None);
+    b.slo_ns = 30 * MS;
+    b.begin();
+    assert_eq!(b.allowance_ns(), Some(28_500 * US - 4 * MS));
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn a_due_launch_leaves_sms_to_an_open_unit_that_cannot_bear_it() {
     assert_eq!((let_in.decision, let_in.reason), (Decision::SmLimited(48), Reason::Floor.into()));
     let can_be_borne = b.policy.decide(&due(&b, 500 * US));
     assert_eq!(can_be_borne.decision, RUNS);
+    assert_eq!(b.decide_on(&due(&b, 5 * US)), RUNS, "a light one");
     // What cannot be limited goes all the same.
     let whole = Launch { offered: FormsOffered::empty(), ..due(&b, 5 * MS) };
     assert_eq!(b.policy.decide(&whole).decision, RUNS);
