@@ -443,7 +443,7 @@ impl Membership for Herald {
         self.client_width.end();
         self.shares.joined(now_ns, client, |_| self.settings.turn_ns);
         if client.class == PriorityClass::High {
-            let mut service = Service::new(now_ns, client.id, self.sm_count);
+            let mut service = Service::new(now_ns, client.id, self.sm_count, self.settings.busy);
             service.ask(now_ns);
             self.remembered.retain(|line| !service.remember(line));
             self.services.push(service);

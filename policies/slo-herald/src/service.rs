@@ -2,14 +2,14 @@
 
 use crate::share::{REVIEW_NS, REVIEW_UNITS, REVIEW_UNITS_MIN, Share};
 use crate::verdict::Verdict;
-use load::{
-    BUSY_PERMILLE_FAR, BUSY_PERMILLE_MAX, BUSY_PERMILLE_RAISE_MAX, BUSY_PERMILLE_STRICT, Load,
-};
+use load::Load;
 use std::collections::VecDeque;
 use tally_sdk::{ClientId, NEVER, host};
 
 mod idle;
 mod load;
+
+pub use load::Busy;
 
 /// Units measured alone that are remembered.
 const ALONE_UNITS: usize = 64;
@@ -75,6 +75,7 @@ struct Open {
 pub struct Service {
     pub client: ClientId,
     joined_ns: u64,
+    busy: Busy,
     /// Longest time of a unit, or [`NEVER`]. Of a service whose tokens have an objective that is shorter: of a unit of
     /// tokens.
     slo_ns: u64,
@@ -144,10 +145,11 @@ pub struct Service {
 
 impl Service {
     /// A service of which nothing is known.
-    pub fn new(now_ns: u64, client: ClientId, sm_count: u32) -> Self {
+    pub fn new(now_ns: u64, client: ClientId, sm_count: u32, busy: Busy) -> Self {
         Service {
             client,
             joined_ns: now_ns,
+            busy,
             slo_ns: NEVER,
             tpot_ns: NEVER,
             others_ns: NEVER,
@@ -302,7 +304,7 @@ impl Service {
             Some("too few of its latest 200 units kept its objective")
         } else if self.is_off {
             Some("its units take over a fifth longer alone than they did")
-        } else if self.busy_permille > BUSY_PERMILLE_STRICT {
+        } else if self.busy_permille > self.busy.strict {
             Some("best effort makes it busy nearly all of the time")
         } else {
             None
@@ -383,7 +385,7 @@ impl Service {
         let longest_ns = if is_timed { deadline_ns.saturating_sub(since_ns) } else { NEVER };
         let other = !self.is_served(now_ns, longest_ns);
         self.busy_from_ns.get_or_insert(now_ns);
-        let is_too_busy = self.busy_permille > BUSY_PERMILLE_MAX;
+        let is_too_busy = self.busy_permille > self.busy.max;
         let is_due = self.since_alone >= if is_too_busy { ALONE_EVERY_BUSY } else { ALONE_EVERY };
         let allowance_ns = self.allowance_ns().filter(|_| !is_due && !other);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
@@ -536,11 +538,11 @@ impl Service {
         self.tolerated = self.tolerated.max(0.0);
         let verdict = if is_too_late {
             Verdict::Late
-        } else if busy_permille > BUSY_PERMILLE_FAR {
+        } else if busy_permille > self.busy.far {
             Verdict::FarTooBusy
-        } else if busy_permille > BUSY_PERMILLE_MAX {
+        } else if busy_permille > self.busy.max {
             Verdict::Ease
-        } else if is_early && is_wanted && self.busy_permille <= BUSY_PERMILLE_RAISE_MAX {
+        } else if is_early && is_wanted && self.busy_permille <= self.busy.raise_max {
             let alone = self.alone_p95_ns.saturating_mul(100) / self.slo_ns.max(1);
             Verdict::Raise { longest: longest_percent, alone }
         } else {

@@ -1,5 +1,6 @@
 //! The constants, all of them configuration.
 
+use crate::service::Busy;
 use tally_sdk::config::Config;
 
 /// What is in force. In the configuration times are in the unit that the key ends with.
@@ -19,6 +20,8 @@ pub struct Settings {
     pub light_ns: u64,
     /// `light_sms_percent`: a launch whose blocks are no more than this share of the SMs is light.
     pub light_sms_percent: u32,
+    /// `busy_percent_max`: how busy best effort may make a service; 100: as busy as it likes.
+    pub busy: Busy,
     /// How a form is chosen for what cannot be borne whole.
     pub forms: tally_forms::Settings,
     /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round.
@@ -42,6 +45,7 @@ impl Settings {
             unknown_ns: config.microseconds("unknown_us", 2_000, 1..=10_000_000)?,
             light_ns: config.microseconds("light_us", 5, 0..=1_000_000)?,
             light_sms_percent: config.small("light_sms_percent", 12, 0..=100)?,
+            busy: Busy::at_most(config.small("busy_percent_max", 80, 1..=100)?),
             forms: tally_forms::Settings::take(&mut config, true)?,
             turn_ns: config.microseconds("turn_us", 20_000, 1..=10_000_000)?,
             lease_launches: config.small("lease_launches", 1_000_000, 0..=u32::MAX)?,

@@ -11,14 +11,32 @@ const UNITS_MIN: u64 = 32;
 /// Stretches that are remembered at most: one may have no unit.
 const STRETCHES_MAX: usize = 64;
 
-/// A service that is busy more than this, in thousandths, bears less: longer units make others queue.
-pub const BUSY_PERMILLE_MAX: u64 = 800;
-/// As busy as this it bears far less.
-pub const BUSY_PERMILLE_FAR: u64 = 875;
-/// As busy as this it bears no more than it does.
-pub const BUSY_PERMILLE_RAISE_MAX: u64 = 720;
-/// As busy as this it bears nothing.
-pub const BUSY_PERMILLE_STRICT: u64 = 950;
+/// How busy best effort may make a service, in thousandths of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy {
+    /// Busier than this it bears less: longer units make others queue.
+    pub max: u64,
+    /// Busier than this it bears far less.
+    pub far: u64,
+    /// Busier than this it bears no more than it does.
+    pub raise_max: u64,
+    /// Busier than this it bears nothing.
+    pub strict: u64,
+}
+
+impl Busy {
+    /// `percent`: [`Self::max`]. 100: whatever it is.
+    pub fn at_most(percent: u32) -> Self {
+        let max = u64::from(percent.min(100)) * 10;
+        let rest = 1_000 - max;
+        Busy { max, far: max + rest * 3 / 8, raise_max: max * 9 / 10, strict: max + rest * 3 / 4 }
+    }
+
+    fn is_limited(self) -> bool {
+        self.max < 1_000
+    }
+}
+
 /// How busy it is counts only if best effort lengthens its units by more than this, in thousandths, and by more than a
 /// quarter of the idle time that is left: else holding best effort back would make it hardly less busy.
 const INFLATION_PERMILLE: [u64; 2] = [10, 50];
@@ -81,7 +99,7 @@ impl Service {
         let is_idle = self.stretch_units < BUSY_UNITS && self.busy_ns < stretch_ns / 2;
         let was_strict = self.is_strict();
         // Served strictly it is to be seen whether it is as busy alone, by as few units as that takes.
-        let of_few = if was_strict { u64::MAX } else { BUSY_PERMILLE_MAX };
+        let of_few = if was_strict { u64::MAX } else { self.busy.max };
         let busy_permille = self.load.add(self.stretch_units, self.busy_ns, stretch_ns, of_few);
         if is_idle {
             self.load.begin_anew();
@@ -94,11 +112,11 @@ impl Service {
             self.inflates = u128::from(self.beside_ns) > most_ns;
             if !self.inflates {
                 self.retry_after = 1;
-            } else if busy_permille > BUSY_PERMILLE_STRICT {
+            } else if busy_permille > self.busy.strict {
                 self.retry_after = (self.retry_after * 2).min(RETRY_STRETCHES_MAX);
             }
             self.retry_in = self.retry_after;
-        } else if busy_permille > BUSY_PERMILLE_RAISE_MAX {
+        } else if busy_permille > self.busy.raise_max {
             // Alone it is as busy. A later stretch tells again whether best effort adds to that.
             self.retry_in = self.retry_in.saturating_sub(1);
             self.inflates = self.retry_in > 0;
@@ -106,7 +124,7 @@ impl Service {
             self.inflates = false;
         }
         // A server that batches what waits makes tokens all the time, and more at once if more waits.
-        let counts = self.inflates && !self.of_tokens;
+        let counts = self.inflates && !self.of_tokens && self.busy.is_limited();
         self.busy_permille = if counts { busy_permille } else { 0 };
         (self.beside_units, self.beside_ns, self.stretch_units) = (0, 0, 0);
         (self.busy_from_ns, self.busy_ns, self.is_busy_new) = (Some(now_ns), 0, true);

@@ -20,6 +20,27 @@ fn a_service_is_not_served_strictly_for_what_nothing_was_let_in() {
     }
 }
 
+/// Its program sends the next request once it has the answer: it queues nothing.
+#[test]
+fn a_service_may_be_as_busy_as_it_likes_if_the_configuration_says_so() {
+    for (config, may) in [("busy_percent_max = 100", true), ("", false)] {
+        let mut b = Bench::new(30 * MS);
+        b.policy = Herald::init(config).unwrap();
+        b.policy.joined(1, &client(WEB, PriorityClass::High));
+        b.policy.joined(1, &client(BATCH, PriorityClass::BestEffort));
+        b.units(200, MS);
+        for _ in 0..5_000 {
+            b.begin();
+            b.now_ns += 1;
+            let took_ns = if b.decide(US) == RUNS { 2 * MS } else { MS };
+            b.end(took_ns);
+            b.now_ns -= 4 * took_ns;
+            assert!(!may || !b.policy.services[0].is_strict());
+        }
+        assert_eq!(b.policy.services[0].is_strict(), !may, "{config}");
+    }
+}
+
 /// Few long units may be busy for a while by chance.
 #[test]
 fn a_service_of_long_units_is_not_served_strictly_for_a_burst() {
