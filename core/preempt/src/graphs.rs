@@ -25,7 +25,7 @@ mod partition;
 pub mod reason;
 pub mod solo;
 
-use crate::cuda::{OUT_OF_MEMORY, Ptr};
+use crate::cuda::{INSTANTIATE_DEVICE_LAUNCH, OUT_OF_MEMORY, Ptr, driver};
 use crate::host::{self, log};
 use crate::kernels;
 use crate::lock::{Lock, Locked};
@@ -164,6 +164,27 @@ pub fn keep_no_more() {
     HAS_OBJECTS.store(true, SeqCst);
 }
 
+/// The program has graphs that kernels may launch. One that a kernel launches as a tail runs once the whole graph of
+/// that kernel is over, and not once its part is: no graph is divided from now on.
+static HAS_DEVICE_LAUNCHES: AtomicBool = AtomicBool::new(false);
+
+/// With what `exec` was instantiated; nothing where the driver does not say.
+fn flags(exec: Ptr) -> Result<u64, Reason> {
+    let mut flags = 0;
+    if let Some(f) = driver().exec_flags {
+        // SAFETY: a live exec; a valid out-pointer.
+        build::check("cuGraphExecGetFlags", unsafe { f(exec, &mut flags) })?;
+    }
+    Ok(flags)
+}
+
+/// A program, of whatever class, has just instantiated a graph as `exec`.
+pub fn note_flags(exec: Ptr) {
+    if flags(exec).is_ok_and(|flags| flags & INSTANTIATE_DEVICE_LAUNCH != 0) {
+        HAS_DEVICE_LAUNCHES.store(true, SeqCst);
+    }
+}
+
 /// A program, which is a best-effort client, has just instantiated `graph` as `exec`: keep a copy.
 pub fn instantiated(exec: Ptr, graph: Ptr) {
     let copy = match HAS_OBJECTS.load(SeqCst) {
@@ -223,11 +244,13 @@ pub fn forget(homes: &[Arc<Home>]) {
 
 /// What is known about an exec. Takes a lock: for launches that are asked for only.
 pub fn state(exec: Ptr) -> GraphState {
+    let may_divide = !HAS_DEVICE_LAUNCHES.load(SeqCst);
     TABLE.with(|table| match table.records.get(&(exec as usize)) {
         None => GraphState::Unknown,
         Some(Record { copy: Ok(copy), .. }) => match copy.undivided {
             Some(reason) => GraphState::Whole(reason),
-            None => GraphState::Transformable { kernel_nodes: copy.kernel_nodes },
+            None if may_divide => GraphState::Transformable { kernel_nodes: copy.kernel_nodes },
+            None => GraphState::Whole(Reason::DeviceLaunch),
         },
         Some(Record { copy: Err(reason), .. }) => GraphState::Whole(*reason),
     })
@@ -268,6 +291,9 @@ pub fn is_at_home(exec: Ptr, context: usize) -> bool {
 /// # Errors
 /// Why it is to be launched whole, this time at least.
 pub fn chain(exec: Ptr, kernels_per_part: u32, making: Making) -> Result<Chain, Reason> {
+    if HAS_DEVICE_LAUNCHES.load(SeqCst) {
+        return Err(Reason::DeviceLaunch);
+    }
     let (key, changes) = (exec as usize, kernels::changes());
     let known = TABLE.with(|table| {
         let record = table.records.get(&key).ok_or(Reason::NoCopy)?;
@@ -399,6 +425,7 @@ pub fn reset() {
     TABLE.reset(Table::NEW);
     COUNT.store(0, SeqCst);
     HAS_OBJECTS.store(false, SeqCst);
+    HAS_DEVICE_LAUNCHES.store(false, SeqCst);
     home::reset();
     limit::reset();
 }

@@ -38,16 +38,16 @@
 //! | [`transformed`], [`offset`], [`form`], [`issue`] | the forms and their launches |
 //! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
 //! | [`sm_limit`], [`joins`] | green contexts; when streams wait for launches in them |
-//! | [`graphs`], [`graph`] | graphs of best-effort clients, and their launches in parts |
+//! | [`graphs`], [`chain`] | graphs of best-effort clients, and their launches in parts |
 //! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
+mod chain;
 mod contexts;
 pub mod cuda;
 mod disk_cache;
 mod flag;
 mod form;
 mod gate;
-mod graph;
 pub mod graphs;
 pub mod host;
 mod issue;
@@ -149,7 +149,7 @@ pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
             let counters = &planned.client.counters;
             let (result, counter) = match answer {
                 Answer::Slice(nodes) => {
-                    (graph::launch(planned, *exec, nodes)?, &counters.graph_chained)
+                    (chain::launch(planned, *exec, nodes)?, &counters.graph_chained)
                 }
                 Answer::SmLimited(sms) => {
                     (graphs::limit::launch(planned, *exec, sms)?, &counters.sm_limited)

@@ -7,12 +7,9 @@
 //! made in another form.
 
 use crate::activity::{self, Flag};
-use crate::{
-    attach, capture, completion, exec_nodes, gated, link, names, quiesce, records, slot_life,
-    slots, state,
-    unit_profile::{self, Measured},
-    units,
-};
+use crate::unit_profile::{self, Measured};
+use crate::{attach, capture, completion, exec_nodes, gated, link, names, quiesce, records};
+use crate::{slot_life, slots, state, units};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

@@ -240,9 +240,14 @@ pub unsafe fn graph_instantiate(
 ) -> CuResult {
     // SAFETY: the caller's arguments, those it did not pass being passed on unread.
     let result = unsafe { real(exec, graph, a, b, c) };
-    if result == SUCCESS && !exec.is_null() && state::client().is_some() {
-        // SAFETY: the driver has just written it.
-        let exec = unsafe { *exec };
+    if result != SUCCESS || exec.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has just written it.
+    let exec = unsafe { *exec };
+    // Also before there is a core: it may be launched beside those that come later.
+    graphs::note_flags(exec);
+    if state::client().is_some() {
         exec_nodes::instantiated(exec, graph);
         // By class, not by what grant there is now: programs make their graphs when they start, and that may be
         // while nothing else runs.

@@ -272,11 +272,7 @@ impl GraphCopy {
     }
 
     fn copy(home: Arc<Home>, exec: Ptr, graph: Ptr) -> Result<Self, Reason> {
-        let mut flags = 0;
-        if let Some(f) = driver().exec_flags {
-            // SAFETY: a live exec; a valid out-pointer.
-            check("cuGraphExecGetFlags", unsafe { f(exec, &mut flags) })?;
-        }
+        let flags = super::flags(exec)?;
         if flags & INSTANTIATE_DEVICE_LAUNCH != 0 {
             return Err(Reason::DeviceLaunch);
         }

@@ -32,7 +32,7 @@ pub enum Reason {
     ProgrammaticEdges,
     /// Its kernel nodes may be changed by kernels.
     DeviceUpdatable,
-    /// Kernels may launch the graph.
+    /// Kernels may launch the graph, or others of the program.
     DeviceLaunch,
     /// It has kernels of several contexts.
     SeveralContexts,
@@ -101,7 +101,7 @@ impl fmt::Display for Reason {
             Reason::OtherNode(kind) => return write!(f, "it has a node of unknown kind {kind}"),
             Reason::ProgrammaticEdges => "it uses programmatic dependent launch",
             Reason::DeviceUpdatable => "its kernel nodes may be changed from the device",
-            Reason::DeviceLaunch => "it may be launched from the device",
+            Reason::DeviceLaunch => "kernels may launch graphs of the program",
             Reason::SeveralContexts => "it has kernels of several contexts",
             Reason::Waits => "a kernel of it waits for others, by its name or as was seen",
             Reason::UserObjects => "the program has graphs retain objects",

@@ -116,6 +116,41 @@ fn a_kernel_of_a_graph_with_an_attribute_that_it_would_lose_stays_in_its_part() 
     );
 }
 
+/// A graph that a kernel launches as a tail runs once all of the kernel's own graph is over.
+#[test]
+fn no_graph_is_divided_once_kernels_may_launch_one() {
+    const DEVICE_LAUNCH: u64 = 4;
+    both(
+        no_graph_is_divided_once_kernels_may_launch_one,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            let (stream, cells, sum) = (device.stream(1), device.cells(BLOCKS), device.memory(1));
+            let record = || {
+                device.step(&cells, [BLOCKS, 1, 1], stream, 1, 0);
+                device.sum(sum, cells.counts, BLOCKS, stream);
+                device.step(&cells, [BLOCKS, 1, 1], stream, 2, 0);
+            };
+            let exec = recorded(device, stream, record);
+            assert_eq!(ask("go"), "on");
+            launch(device, exec, stream);
+            device.sync(stream);
+            let (mut graph, mut other) = (null_mut(), null_mut());
+            // SAFETY: a stream of ours; valid out-pointers.
+            unsafe {
+                ok((device.cuda.cuStreamBeginCapture_v2)(stream, 2));
+                record();
+                ok((device.cuda.cuStreamEndCapture)(stream, &mut graph));
+                ok((device.cuda.cuGraphInstantiateWithFlags)(&mut other, graph, DEVICE_LAUNCH));
+            }
+            (0..2).for_each(|_| launch(device, exec, stream));
+            device.sync(stream);
+            device.check_steps(&cells, &[1, 2, 1, 2, 1, 2]);
+        },
+        |core| parts_of_one(core, 1, 2, 0),
+    );
+}
+
 /// An exec keeps what its kernels might have when it was made; a launch by itself would be refused, behind parts that
 /// ran.
 #[test]
