@@ -425,6 +425,16 @@ impl Totals {
         self.waited_ms += other.waited_ms;
         self.unscheduled = self.unscheduled.saturating_add(other.unscheduled);
     }
+
+    /// Raises sums to those of `other`: what a client's memory says may fall, and what was told may not.
+    pub fn raise(&mut self, other: Totals) {
+        self.launches = self.launches.max(other.launches);
+        self.charged_ms = self.charged_ms.max(other.charged_ms);
+        self.measured_ms = self.measured_ms.max(other.measured_ms);
+        self.launches_measured = self.launches_measured.max(other.launches_measured);
+        self.waited_ms = self.waited_ms.max(other.waited_ms);
+        self.unscheduled = self.unscheduled.max(other.unscheduled);
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

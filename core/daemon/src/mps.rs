@@ -29,6 +29,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A daemon that served for so long before it died is restarted at once.
 const STEADY: Duration = Duration::from_secs(60);
+/// A daemon that was taken over is dead if it misses so many questions in a row.
+const MISSED_MAX: u32 = 3;
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
@@ -246,12 +248,15 @@ async fn keep(
             match &mut child {
                 Some(child) => child.wait().await.map_or("it is lost".into(), |s| s.to_string()),
                 // Taken over from another core: no child to wait for.
-                None => loop {
-                    tokio::time::sleep(Duration::from_secs(5)).await;
-                    if !is_serving(&place.control, &place.pipes).await {
-                        break "it no longer answers".into();
+                None => {
+                    let mut missed = 0;
+                    while missed < MISSED_MAX {
+                        tokio::time::sleep(Duration::from_secs(5)).await;
+                        let serves = is_serving(&place.control, &place.pipes).await;
+                        missed = if serves { 0 } else { missed + 1 };
                     }
-                },
+                    "it no longer answers".into()
+                }
             }
         };
         let how: String = tokio::select! {
@@ -273,14 +278,19 @@ async fn keep(
                 _ = stopped.wait_for(|s| *s) => return,
             }
             pause = (pause * 2).min(PAUSE_MAX);
-            match place.start().await {
+            // One that was taken over may answer after all, and is not to meet a second one on its pipes.
+            let started = match child.is_none() && is_serving(&place.control, &place.pipes).await {
+                true => Ok(None),
+                false => place.start().await.map(Some),
+            };
+            match started {
                 Ok(new) => {
                     let mut s = status.borrow_mut();
                     s.state = "running".into();
-                    s.restarts += 1;
-                    s.pid = new.id();
+                    s.restarts += u64::from(new.is_some());
+                    s.pid = new.as_ref().and_then(Child::id);
                     drop(s);
-                    child = Some(new);
+                    child = new;
                     break;
                 }
                 Err(error) => {

@@ -137,8 +137,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let (profiles, loaded) = ProfileStore::open(&config.profiles).await;
     let recorder = Recorder::default();
     let experiments = crate::ab::experiments::Experiments::open(&config, &path);
-    let recordings =
-        Recordings::open(&config, &policy, &recorder).map_err(CoreError::ConfigValue)?;
+    let recordings = Recordings::open(&config, &policy, &recorder)?;
     let Handle { control, notices, mut ended, pinned } =
         dispatch::start(settings, policy, loaded, recorder)?;
     if pinned != config.dispatch.pin_cpu {

@@ -71,6 +71,10 @@ impl SharingMode {
             SharingChoice::None => (InForce::None, "asked for".to_owned()),
             SharingChoice::Timeslice => (InForce::Timeslice, "asked for".to_owned()),
             SharingChoice::Auto if !Path::new(DEVICE).exists() => {
+                tracing::warn!(
+                    "{DEVICE} is missing: until this core starts again it lets programs share the GPU as they do \
+                     without it; start it once NVIDIA's driver is loaded"
+                );
                 (InForce::None, format!("no NVIDIA device ({DEVICE} is missing)"))
             }
             SharingChoice::Auto | SharingChoice::Mps

@@ -228,14 +228,38 @@ fn make_folder(path: &Path, mode: u32) -> Result<(), CoreError> {
     let folder = folder(path);
     if let Some(above) = folder.parent().filter(|_| !folder.exists()) {
         // The folders of both sockets are below it, and each says who may enter.
-        let mut builder = std::fs::DirBuilder::new();
-        builder
-            .recursive(true)
-            .mode(0o711)
-            .create(above)
-            .map_err(|e| wrong(path, format!("{}: {e}", above.display())))?;
+        make_all(above, 0o711).map_err(|e| wrong(path, format!("{}: {e}", above.display())))?;
     }
-    folder_of_ours(folder, mode).map_err(|why| wrong(path, format!("its folder {why}")))
+    folder_of_ours(folder, mode).map_err(|why| wrong(path, format!("its folder {why}")))?;
+    let has = std::fs::metadata(folder).map_or(mode, |about| about.mode());
+    let lacks: Vec<_> = [(0o010, "g+x"), (0o001, "o+x")]
+        .into_iter()
+        .filter_map(|(bit, change)| (mode & bit & !has != 0).then_some(change))
+        .collect();
+    if !lacks.is_empty() {
+        tracing::warn!(
+            socket = %path.display(),
+            "its `mode` lets others connect, but they may not enter its folder: chmod {} {}",
+            lacks.join(","), folder.display()
+        );
+    }
+    Ok(())
+}
+
+/// Make a folder, and those above it that are missing, with these permissions whatever the umask is.
+fn make_all(folder: &Path, mode: u32) -> std::io::Result<()> {
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = folder.parent() {
+        make_all(above, mode)?;
+    }
+    match std::fs::DirBuilder::new().mode(mode).create(folder) {
+        Ok(()) => std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode)),
+        // Another core was faster.
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        Err(e) => Err(e),
+    }
 }
 
 /// Make a folder that nobody else can write to, or see that an existing one is so: in
@@ -249,11 +273,9 @@ pub(crate) fn private_folder(folder: &Path) -> Result<(), String> {
 
 fn folder_of_ours(folder: &Path, mode: u32) -> Result<(), String> {
     match std::fs::metadata(folder) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(folder)
-            .map_err(|e| format!("cannot be made: {e}")),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            make_all(folder, mode).map_err(|e| format!("cannot be made: {e}"))
+        }
         Err(e) => Err(format!("cannot be used: {e}")),
         Ok(m) if !m.is_dir() => Err("is a file".into()),
         Ok(m) => {
@@ -378,12 +400,15 @@ mod tests {
     #[test]
     fn who_may_open_the_socket_may_enter_the_folder_that_is_made() {
         let dir = tempfile::tempdir().unwrap();
+        // As the systemd unit has it. Of this process, which runs this test alone.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         for (mode, folder) in [(0o600, 0o700), (0o660, 0o710), (0o666, 0o711)] {
-            let path = dir.path().join(format!("{mode:o}/s"));
+            let path = dir.path().join(format!("{mode:o}/clients/s"));
             let _claim = Claim::take(&path, mode).unwrap();
-            let made = std::fs::metadata(path.parent().unwrap()).unwrap();
-            assert_eq!(made.mode() & 0o777 & !folder, 0, "{mode:o}");
-            assert_eq!(made.mode() & 0o700, 0o700);
+            let mode_of = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+            let made = path.parent().unwrap();
+            assert_eq!(mode_of(made), folder, "{mode:o}");
+            assert_eq!(mode_of(made.parent().unwrap()), 0o711, "{mode:o}");
         }
     }
 

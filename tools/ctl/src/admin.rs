@@ -42,7 +42,7 @@ impl AdminSocket {
         })
     }
 
-    fn path(&self) -> Result<&Path, CtlError> {
+    pub fn path(&self) -> Result<&Path, CtlError> {
         self.0.as_deref().map_err(|clients| {
             CtlError::Usage(format!(
                 "{} is not in a folder named `{}`, so the admin socket that belongs to it is not known: name it with \
@@ -135,6 +135,10 @@ impl Core {
                 loop {
                     match stream.read_until(b'\n', &mut answer) {
                         Err(e) if e.kind() == ErrorKind::WouldBlock && compiles => {
+                            // A core that compiles answers others meanwhile.
+                            if !answers(&self.socket) {
+                                return Err(e);
+                            }
                             eprintln!(
                                 "tallyctl: no answer yet: the core may be compiling, and goes on if this is interrupted"
                             );
@@ -152,6 +156,15 @@ impl Core {
             Answer::Error(Refusal { message, .. }) => Err(CtlError::Refused { message }),
         }
     }
+}
+
+/// Whether a core answers a request that takes no time.
+fn answers(socket: &Path) -> bool {
+    let asked = connect(socket, PATIENCE).and_then(|stream| {
+        let mut core = Core { socket: socket.into(), stream: BufReader::new(stream) };
+        core.ask(&tally_admin::Request::Status { kernels: Some(0) })
+    });
+    !matches!(asked, Err(CtlError::NoCore { .. }))
 }
 
 /// An answer by its type. An error names the field that is missing or wrong.

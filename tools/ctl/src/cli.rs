@@ -327,7 +327,7 @@ pub fn main() -> ExitCode {
     let admin = AdminSocket::find(cli.admin_socket, cli.socket.as_deref());
     let socket = cli.socket.or(named).unwrap_or_else(wire::default_socket);
     let outcome = match cli.command {
-        Command::Run(args) => crate::launch::run(&socket, &args).map(|never| match never {}),
+        Command::Run(args) => crate::run::run(&socket, &args).map(|never| match never {}),
         Command::Status(args) => crate::status::run(&admin, &args),
         Command::Metrics(args) => crate::metrics::run(&admin, &args),
         Command::Policy { command } => crate::policy::run(&admin, command),

@@ -61,7 +61,8 @@ pub enum CtlError {
     #[error("{0}")]
     NoProof(String),
     /// This user may not open the core's socket.
-    #[error("{} may not be opened by this user (user {}): {why}\nAsk as the core's user or as root", socket.display(), uid())]
+    #[error("{} may not be opened by this user (user {}): {why}\nAsk as the core's user or as root; `mode` under [socket] or [admin] in the core's configuration, and the \
+         permissions of the socket's folder, let in others", socket.display(), uid())]
     NoAccess { socket: PathBuf, why: String },
     /// Something that needs no core, in its own words.
     #[error("{0}")]

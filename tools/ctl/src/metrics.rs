@@ -20,19 +20,55 @@ use tally_admin::{Marks, Quantiles, Request, Service, Status, Totals};
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
     /// Write the metrics to this file, in one step, instead of printing them.
+    /// If no core answers the file says only `tally_up 0`.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Leave out series of single clients: each client's are new ones.
+    #[arg(long)]
+    pub no_clients: bool,
 }
 
 /// Prints the metrics, or writes them to the file of `--out`.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
-    let status = Core::connect(socket)?.get(&Request::Status { kernels: Some(0) })?;
-    let text = exposition(&status);
-    let Some(file) = &args.out else {
-        std::io::stdout().lock().write_all(text.as_bytes())?;
-        return Ok(());
+    let asked =
+        Core::connect(socket).and_then(|mut core| core.get(&Request::Status { kernels: Some(0) }));
+    let write = |file: &Path, text: &str| {
+        replace(file, text.as_bytes()).map_err(CtlError::file("--out", "written to", file))
     };
-    replace(file, text.as_bytes()).map_err(CtlError::file("--out", "written to", file))
+    let mut status: Status = match (asked, &args.out) {
+        (Ok(status), _) => status,
+        // Or its last figures would go on being collected.
+        (Err(error @ (CtlError::NoCore { .. } | CtlError::Answer(_))), Some(file)) => {
+            write(file, &down(&clients_of(socket.path()?)))?;
+            return Err(error);
+        }
+        (Err(error), _) => return Err(error),
+    };
+    if args.no_clients {
+        status.clients.clear();
+    }
+    let text = exposition(&status);
+    match &args.out {
+        Some(file) => write(file, &text),
+        None => Ok(std::io::stdout().lock().write_all(text.as_bytes())?),
+    }
+}
+
+/// The clients' socket of a core, whose name its series have, if it is where the admin socket's place says.
+fn clients_of(admin: &Path) -> PathBuf {
+    let folder = admin.parent().filter(|folder| folder.ends_with("admin"));
+    match (folder.and_then(Path::parent), admin.file_name()) {
+        (Some(above), Some(name)) => above.join("clients").join(name),
+        _ => admin.into(),
+    }
+}
+
+/// All that is known of a core that does not answer.
+fn down(socket: &Path) -> String {
+    let Metric { name, kind, help, .. } = registry::UP;
+    let [gpu, of] = registry::COMMON;
+    let labels = format!("{},{}", label(gpu, ""), label(of, &socket.to_string_lossy()));
+    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{labels}}} 0\n")
 }
 
 /// Put a file that everybody may read (as the umask says) in the place of another, in one step. What others put
@@ -89,6 +125,7 @@ impl Collector<'_> {
 
     fn core(&mut self) {
         let s = self.status;
+        self.sample(&registry::UP, &[], 1.0);
         self.sample(&registry::CORE, &[&s.core.version, &s.sharing.in_force], 1.0);
         self.sample(&registry::UPTIME, &[], s.core.uptime_s);
         self.sample(&registry::HIGH_BUSY, &[], flag(s.high_priority_busy));
@@ -275,6 +312,23 @@ mod tests {
     }
 
     #[test]
+    fn a_core_that_does_not_answer_leaves_no_figures_but_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, admin) = (dir.path().join("tally.prom"), dir.path().join("admin/core.sock"));
+        std::fs::write(&file, "tally_up 1").unwrap();
+        let socket = AdminSocket::find(Some(admin), None);
+        let args = MetricsArgs { out: Some(file.clone()), no_clients: false };
+        assert!(matches!(run(&socket, &args), Err(CtlError::NoCore { .. })));
+        let text = std::fs::read_to_string(&file).unwrap();
+        let clients = dir.path().join("clients/core.sock");
+        let sample = format!("tally_up{{gpu=\"\",socket=\"{}\"}} 0", clients.display());
+        assert_eq!(
+            text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>(),
+            [sample]
+        );
+    }
+
+    #[test]
     fn figures_have_their_units_and_labels_are_escaped() {
         let mut status = Status::default();
         status.core.uptime_s = 2.5;
@@ -307,6 +361,7 @@ mod tests {
         let text = exposition(&status);
         let common = r#"gpu="GPU-1",socket="/s/clients/core.sock""#;
         for (name, labels, value) in [
+            ("tally_up", "", "1"),
             ("tally_core_uptime_seconds", "", "2.5"),
             ("tally_policy_generation", "", "7"),
             ("tally_policy_disabled", "", "0"),

@@ -118,11 +118,11 @@ impl Registry {
     }
 
     pub fn depart(&mut self, id: u32, end: &End, numbers: Option<&ClientNumbers>) {
+        numbers.into_iter().for_each(|n| self.saw(n));
         let Some(record) = self.clients.remove(&id) else { return };
         self.departed.truncate(DEPARTED_MAX - 1);
-        let class = record.identity.class;
+        let (class, last) = (record.identity.class, record.seen);
         let connected_s = record.since.elapsed().as_secs_f64();
-        let last = numbers.map_or(record.seen, |n| status::totals(class, connected_s, n));
         let dropped = u64::from(matches!(end, End::Dropped(_)));
         self.left.entry(class).or_default().add(Totals { connected: 0, dropped, ..last });
         let reason = end.to_string();
@@ -164,7 +164,7 @@ impl Registry {
     pub fn saw(&mut self, numbers: &ClientNumbers) {
         if let Some(record) = self.clients.get_mut(&numbers.id) {
             let connected_s = record.since.elapsed().as_secs_f64();
-            record.seen = status::totals(record.identity.class, connected_s, numbers);
+            record.seen.raise(status::totals(record.identity.class, connected_s, numbers));
         }
     }
 

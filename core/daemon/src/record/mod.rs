@@ -11,6 +11,7 @@ pub mod shadow;
 
 use crate::config::Config;
 use crate::dispatch::control::{AskError, Control, ControlSender};
+use crate::error::CoreError;
 use crate::files::PolicyFiles;
 use crate::loader::Loaded;
 use file::{FileRecording, Request};
@@ -92,7 +93,7 @@ impl Recordings {
     ///
     /// # Errors
     /// If the file cannot be had.
-    pub fn open(config: &Config, policy: &Loaded, recorder: &Recorder) -> Result<Self, String> {
+    pub fn open(config: &Config, policy: &Loaded, recorder: &Recorder) -> Result<Self, CoreError> {
         let recordings = Recordings {
             file: RefCell::default(),
             shadow: RefCell::default(),
@@ -102,15 +103,18 @@ impl Recordings {
         if let Some(path) = &config.log.file {
             let request =
                 Request { for_ms: None, bytes_max: None, completions: config.log.completions };
-            let file = file::create_numbered(path)
-                .map_err(|e| format!("log.file {}: {e}", path.display()))?;
+            let failed = |e: std::io::Error| {
+                let what = std::io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+                CoreError::os("log.file")(what)
+            };
+            let file = file::create_numbered(path).map_err(failed)?;
             let options = TapOptions { from_start: true, ..options(config, &request) };
             let (id, tap, reader) = recordings.tap(options);
             recorder.insert(tap, &Default::default(), policy.about(), Subscriptions::NONE);
             let wish = Wish::default();
             let recording =
                 FileRecording::start(id, file, &header(config), &request, config, reader, wish)
-                    .map_err(|e| format!("log.file {}: {e}", path.display()))?;
+                    .map_err(failed)?;
             *recordings.file.borrow_mut() = Some(recording);
         }
         Ok(recordings)

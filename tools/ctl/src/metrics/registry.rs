@@ -30,6 +30,7 @@ macro_rules! metrics {
 }
 
 metrics! {
+    UP: gauge "tally_up" [] "1 if the core answers.";
     CORE: gauge "tally_core" ["version", "sharing"] "1; its labels say which core runs.";
     UPTIME: gauge "tally_core_uptime_seconds" [] "Time since the core started.";
     HIGH_BUSY: gauge "tally_high_priority_busy" [] "1 if high-priority work is on the GPU now.";
