@@ -2,6 +2,69 @@
 
 use super::*;
 
+/// The training has a floor of a fifth, and was charged so much.
+fn with_floor(charged_ns: u64) {
+    let state = ClientState {
+        min_share_permille: 200,
+        charged_ns,
+        waiting_since_ns: 0,
+        backlogged_since_ns: 0,
+        ..testing::client_state(BATCH, PriorityClass::BestEffort)
+    };
+    testing::set_clients(vec![state]);
+}
+
+#[test]
+fn a_client_below_its_floor_is_let_in_whatever_services_can_spare() {
+    for mode in [SharingMode::Concurrent, SharingMode::TimeSliced] {
+        testing::set_sharing_mode(mode);
+        let mut b = Bench::new(3 * MS);
+        b.begin();
+        with_floor(0);
+        let asked = |b: &Bench| {
+            let launch = b.asked(5 * MS);
+            Launch { state: launch.state | LaunchState::MIN_SHARE, ..launch }
+        };
+        b.now_ns = MS;
+        assert_eq!(b.decide_on(&asked(&b)), Decision::Hold(10 * MS + 1), "{mode:?}");
+        b.now_ns = 11 * MS;
+        let let_in = b.policy.decide(&asked(&b));
+        assert_eq!((let_in.decision, let_in.reason), (RUNS, Reason::Floor.into()), "{mode:?}");
+        with_floor(5 * MS);
+        assert!(matches!(b.decide_on(&asked(&b)), Decision::Hold(ns) if ns < HOLD_UNTIL_CHANGE));
+        // Without its floor it is held as ever.
+        assert_eq!(b.decide(5 * MS), HELD, "{mode:?}");
+        b.policy.left(b.now_ns, WEB);
+        let name = "launches_for_min_share".to_owned();
+        assert!(calls().contains(&Call::CounterAdd { name, delta: 1 }));
+    }
+}
+
+#[test]
+fn what_is_due_by_its_floor_does_not_yield() {
+    let mut b = Bench::new(NEVER);
+    with_floor(0);
+    let long = Launch {
+        state: LaunchState::MIN_SHARE | LaunchState::GRAPH,
+        offered: FormsOffered::SLICED,
+        ..b.asked(50 * MS)
+    };
+    assert!(!matches!(b.decide_on(&long), Decision::Hold(_)));
+    b.begin();
+    let yields = |yielded| Call::SetYield { client: BATCH, yielded };
+    assert!(calls().contains(&yields(true)));
+    b.policy.fired(11 * MS, FLOORS);
+    let told = calls();
+    assert!(told.contains(&yields(false)), "{told:?}");
+    let goes_on = Call::SetAutoYield { client: BATCH, enabled: false, idle_ns: 0 };
+    assert!(told.contains(&goes_on), "{told:?}");
+    // It had its share.
+    with_floor(50 * MS);
+    b.policy.fired(12 * MS, FLOORS);
+    let told = calls();
+    assert!(told.contains(&yields(true)), "{told:?}");
+}
+
 fn due(b: &Bench, predicted_ns: u64) -> Launch {
     let launch = b.asked(predicted_ns);
     Launch {
