@@ -240,7 +240,7 @@ pub unsafe fn graph_instantiate(
 ) -> CuResult {
     // SAFETY: the caller's arguments, those it did not pass being passed on unread.
     let result = unsafe { real(exec, graph, a, b, c) };
-    if result != SUCCESS || exec.is_null() {
+    if result != SUCCESS || exec.is_null() || state::mode() == state::MODE_OFF {
         return result;
     }
     // SAFETY: the driver has just written it.
