@@ -21,16 +21,16 @@ pub struct PolicyWatch {
     changed: mpsc::Receiver<()>,
     debounce: Duration,
     /// What the files were when they were last looked at.
-    seen: BTreeMap<PathBuf, Option<Print>>,
+    seen: BTreeMap<PathBuf, Option<Fingerprint>>,
 }
 
 /// How often they are looked at.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Tells one content of a file from another, as far as that goes without reading it: device, inode, time and size.
-type Print = [i64; 5];
+type Fingerprint = [i64; 5];
 
-fn print(file: &Path) -> Option<Print> {
+fn fingerprint(file: &Path) -> Option<Fingerprint> {
     let about = std::fs::metadata(file).ok()?;
     let [device, inode, size] = [about.dev(), about.ino(), about.size()].map(|n| n as i64);
     Some([device, inode, size, about.mtime(), about.mtime_nsec()])
@@ -74,7 +74,7 @@ impl PolicyWatch {
             .collect();
         let folders: BTreeSet<PathBuf> =
             files.iter().filter_map(|file| file.parent().map(Path::to_path_buf)).collect();
-        self.seen = files.iter().map(|file| (file.clone(), print(file))).collect();
+        self.seen = files.iter().map(|file| (file.clone(), fingerprint(file))).collect();
         *self.files.lock().unwrap_or_else(PoisonError::into_inner) = files;
         for old in self.folders.difference(&folders) {
             let _ = self.watcher.unwatch(old);
@@ -105,7 +105,7 @@ impl PolicyWatch {
     fn look(&mut self) -> bool {
         let mut has_changed = false;
         for (file, seen) in &mut self.seen {
-            let now = print(file);
+            let now = fingerprint(file);
             has_changed |= std::mem::replace(seen, now) != now;
         }
         has_changed

@@ -81,8 +81,15 @@ fn what_one_client_counted_does_not_hide_what_others_do() {
         ["launches", "unscheduled"].map(|key| of[key].as_u64().unwrap())
     };
     let hostile = Client::best_effort(&core, "hostile");
-    hostile.region.counters.by_entry_point.kernel.store(u64::MAX, SeqCst);
-    hostile.region.counters.unscheduled.store(u64::MAX, SeqCst);
+    let says = |count: u64| {
+        hostile.region.counters.by_entry_point.kernel.store(count, SeqCst);
+        hostile.region.counters.unscheduled.store(count, SeqCst);
+    };
+    says(9);
+    eventually("it is counted", || totals() == [9; 2]);
+    says(0);
+    assert_eq!(totals(), [9; 2], "counters do not fall");
+    says(u64::MAX);
     let id = hostile.id();
     drop(hostile);
     eventually("it is gone", || core.client(id).is_none());

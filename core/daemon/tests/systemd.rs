@@ -17,6 +17,9 @@ fn the_unit_is_hardened() {
         "RestrictAddressFamilies=AF_UNIX",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
+        // Neither for long, nor for good, as long as the next start may be another one.
+        "StartLimitIntervalSec=0",
+        "RestartPreventExitStatus=2 4",
     ] {
         assert!(unit.lines().any(|l| l == line), "{line}");
     }
