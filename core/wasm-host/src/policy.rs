@@ -20,6 +20,7 @@ use crate::spawn::{Budget, Exports, Live, Refusal, fault};
 use crate::state::{Restored, Saved};
 use crate::status::kind_name;
 use crate::{FaultCounts, LastFault, LoadError, PolicyStatus};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tally_contract::capability::Capability;
 use tally_contract::limits::PASS_POLICY_MS;
@@ -317,6 +318,7 @@ impl WasmPolicy {
                 self.trapped(&error, now_ns)
             })?;
         }
+        self.told.joined = events.iter().filter_map(who_joined).collect();
         if self.has_passes {
             let tick_ms = self.compiled.checked.limits.tick_ms().max(1);
             self.long_calls += start.elapsed().as_millis() as u64 / tick_ms;
@@ -481,10 +483,10 @@ impl Policy for WasmPolicy {
         if !self.subscriptions.has(event.kind()) {
             return if self.is_disabled() { Err(disabled()) } else { Ok(()) };
         }
-        let joining = match event {
-            Event::Joined(client) => Some(client.id),
-            _ => None,
-        };
+        let joining = who_joined(event);
+        if joining.is_some_and(|id| self.live.is_some() && self.told.joined.remove(&id)) {
+            return Ok(());
+        }
         let called =
             self.call(now_ns, context, joining, |policy, store| tell(policy, store, now_ns, event));
         self.told.note(event);
@@ -500,6 +502,16 @@ struct Told {
     high_started: bool,
     /// Open units: client, when it began, and its deadline.
     open: Vec<(u32, u64, u64)>,
+    /// Clients that it was told of when it was made: who makes a policy active goes on to tell it of each client after
+    /// its first instance has failed.
+    joined: BTreeSet<u32>,
+}
+
+fn who_joined(event: &Event) -> Option<u32> {
+    match event {
+        Event::Joined(client) => Some(client.id),
+        _ => None,
+    }
 }
 
 impl Told {
@@ -511,8 +523,10 @@ impl Told {
                 self.open.retain(|(of, ..)| *of != client);
                 self.open.push((client, since_ns, deadline_ns));
             }
-            Event::UnitsEnded { client, .. } | Event::Left(client) => {
+            Event::UnitsEnded { client, .. } => self.open.retain(|(of, ..)| *of != client),
+            Event::Left(client) => {
                 self.open.retain(|(of, ..)| *of != client);
+                self.joined.remove(&client);
             }
             Event::Completed(_) | Event::Joined(_) | Event::Timer(_) => {}
         }

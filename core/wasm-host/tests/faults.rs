@@ -131,7 +131,7 @@ fn calls_that_take_long_together_have_no_time_left_in_this_pass() {
 #[test]
 fn a_new_instance_is_not_told_of_clients_for_ever() {
     let limits = Limits { decide_fuel: u64::MAX, call_cpu_ms_max: 10_000, ..limits() };
-    let mut bench = Bench::new(chaos_with(limits, "joined 20000000").unwrap());
+    let mut bench = Bench::new(chaos_with(limits, "joined 60000000").unwrap());
     (0..100).for_each(|id| bench.join(id, Class::BestEffort).unwrap());
     bench.decide(kernel::UNREACHABLE).unwrap_err();
     let fault = bench.decide(kernel::GOOD).unwrap_err();
@@ -252,6 +252,23 @@ fn a_client_that_joins_at_a_respawn_is_told_of_once() {
     assert!(bench.decide(kernel::UNREACHABLE).is_err());
     bench.join(2, Class::BestEffort).unwrap();
     assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(12)));
+}
+
+/// The engine tells a policy that takes over of each client in turn, whether a call fails or not.
+#[test]
+fn a_client_of_whom_a_new_instance_was_told_is_not_told_of_again() {
+    let mut bench = Bench::new(chaos());
+    for id in [1, 2, 3] {
+        bench.context.world.clients.insert(id, client(id, Class::BestEffort).into());
+    }
+    bench.tell(Event::Joined(client(1, Class::BestEffort))).unwrap();
+    assert!(bench.decide(kernel::UNREACHABLE).is_err());
+    bench.tell(Event::Joined(client(2, Class::BestEffort))).unwrap();
+    bench.tell(Event::Joined(client(3, Class::BestEffort))).unwrap();
+    assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(132)));
+    bench.tell(Event::Left(3)).unwrap();
+    bench.tell(Event::Joined(client(3, Class::BestEffort))).unwrap();
+    assert_eq!(bench.decide(kernel::JOINED), Ok(Decision::Hold(1323)), "one that comes is");
 }
 
 #[test]
