@@ -17,7 +17,7 @@ use tally_ipc::layout::STREAM_SLOTS;
 use tally_preempt::cuda::{
     LAUNCH_ATTRIBUTE_ACCESS_WINDOW, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN,
     LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
-    SUCCESS, driver,
+    SUCCESS, driver, is_default_domain_map,
 };
 use tally_preempt::lock::Lock;
 
@@ -204,8 +204,7 @@ pub fn has_attributes(stream: usize) -> bool {
     // An address and a size.
     is_set(LAUNCH_ATTRIBUTE_ACCESS_WINDOW, |v| v[1] == 0)
         || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 == 0)
-        // A byte for either domain; the first is domain 0.
-        || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 == 0)
+        || is_set(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| is_default_domain_map(v[0]))
 }
 
 /// A stream was given attributes.

@@ -15,7 +15,7 @@ use crate::cuda::{
     LAUNCH_ATTRIBUTE_COOPERATIVE, LAUNCH_ATTRIBUTE_MEMORY_DOMAIN,
     LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING,
     LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, LAUNCH_ATTRIBUTE_PRIORITY, LaunchAttribute, Ptr, SUCCESS,
-    driver,
+    driver, is_default_domain_map,
 };
 use crate::form::{self, Way};
 use crate::host::host;
@@ -146,8 +146,7 @@ pub(super) fn is_lost(attribute: impl Fn(i32) -> Option<Value>) -> bool {
     attribute(LAUNCH_ATTRIBUTE_COOPERATIVE).is_none_or(|v| v[0] as u32 != 0)
         || has(LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER, is_cluster)
         || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, |v| v[0] as u32 != 0)
-        // A byte for either domain. By default the first is domain 0, and the other 1 where there is one.
-        || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| v[0] as u8 != 0)
+        || has(LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, |v| !is_default_domain_map(v[0]))
         || has(LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, |v| v[0] as u32 != 0)
 }
 
@@ -358,6 +357,7 @@ mod tests {
             (LAUNCH_ATTRIBUTE_PRIORITY, value(u64::from((-3_i32) as u32), 0)),
             (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN, value(1, 0)),
             (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, value(0x102, 0)),
+            (LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP, value(0x200, 0)),
             (LAUNCH_ATTRIBUTE_NVLINK_SCHEDULING, value(1, 0)),
         ] {
             assert!(stays(node(&[(which, value)])), "{which}");
