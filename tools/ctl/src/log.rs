@@ -128,11 +128,10 @@ pub fn run(socket: &AdminSocket, command: LogCommand) -> Result<(), CtlError> {
             let mut core = Core::connect(socket)?;
             let mut status = record(&mut core, &request, file.as_deref())?;
             writeln!(out, "recording to {}", name(&status))?;
-            let file = status.file.clone();
-            while time.is_some() && status.recording && status.file == file {
+            while time.is_some() && status.recording {
                 out.flush()?;
                 std::thread::sleep(LOOK_EVERY);
-                status = core.get(&RecordRequest::LogStatus {})?;
+                status = later(&status, core.get(&RecordRequest::LogStatus {})?)?;
             }
             if time.is_some() {
                 summary(&mut out, &status)?;
@@ -179,6 +178,19 @@ fn record(
         let _ = std::fs::remove_file(file);
     }
     read(answer?)
+}
+
+/// What a recording has become; the core tells of the latest one only.
+fn later(before: &LogStatus, now: LogStatus) -> Result<LogStatus, CtlError> {
+    let which = |status: &LogStatus| (status.file.clone(), status.started_unix_s);
+    if which(before) == which(&now) {
+        return Ok(now);
+    }
+    Err(CtlError::Failed(format!(
+        "{}: it has ended, and another recording has begun, so that nothing tells whether it is complete; \
+         `tallyctl log show` reads what is there",
+        name(before)
+    )))
 }
 
 /// The file of a recording, for people.
@@ -249,6 +261,22 @@ mod tests {
         assert_eq!(duration("24h").unwrap(), Duration::from_secs(86_400));
         for wrong in ["", "s", "-1s", "0s", "30", "999us", "25h", "1441m", "5é"] {
             assert!(duration(wrong).unwrap_err().contains("expected"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_became_of_another_recording_tells_nothing_of_ones_own() {
+        let of = |file: &str, started_unix_s, records| LogStatus {
+            file: Some(file.into()),
+            started_unix_s,
+            records,
+            ..LogStatus::default()
+        };
+        let own = of("/x", 7, 1);
+        assert_eq!(later(&own, of("/x", 7, 9)).unwrap().records, 9);
+        for other in [of("/y", 7, 9), of("/x", 8, 9)] {
+            let why = later(&own, other).unwrap_err().to_string();
+            assert!(why.starts_with("/x: it has ended, and another"), "{why}");
         }
     }
 
