@@ -79,8 +79,8 @@ pub struct ClientStatus {
     /// High priority: what its requests took; `null` of best effort.
     #[serde(deserialize_with = "required")]
     pub service: Option<Service>,
-    /// High priority: times that it was busy for `engine.high_stall_ms` without a launch, and counted as idle
-    /// from then on.
+    /// High priority: times that it was busy for `engine.high_stall_ms` while none of its launches began or
+    /// ended, and counted as idle from then on.
     pub standstills: u64,
     /// Launches granted and not done.
     pub in_flight: u64,

@@ -76,16 +76,17 @@ impl ServiceView {
         }
     }
 
-    /// Longest time that the open unit may take; `None` without an objective. One of tokens has theirs, too.
-    pub fn longest_ns(&self) -> Option<u64> {
-        let tpot_ns = self.tokens.filter(|_| self.open_is_token).map(|tokens| tokens.tpot_ns);
+    /// Longest time that a unit may take; `None` without an objective. One of tokens has theirs, too.
+    pub fn longest_ns(&self, is_token: bool) -> Option<u64> {
+        let tpot_ns = self.tokens.filter(|_| is_token).map(|tokens| tokens.tpot_ns);
         let slo_ns = self.objective.map(|objective| objective.slo_ns);
         slo_ns.into_iter().chain(tpot_ns).min()
     }
 
     /// When the open unit misses its objective, or [`NEVER`].
     pub fn deadline_ns(&self) -> u64 {
-        self.longest_ns().map_or(NEVER, |ns| self.open_since_ns.saturating_add(ns))
+        self.longest_ns(self.open_is_token)
+            .map_or(NEVER, |ns| self.open_since_ns.saturating_add(ns))
     }
 
     /// Time that the open unit can lose, if it takes the usual time, or has taken longer and ends now. `None` without

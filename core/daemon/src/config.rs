@@ -128,8 +128,8 @@ pub struct Engine {
     /// streams or GPUs).
     #[schemars(range(min = 1, max = 3_600_000))]
     pub window_stall_ms: u64,
-    /// A high-priority client that is busy for this time without launching anything counts as idle until
-    /// its next launch: it may itself wait for best-effort work. 0: never.
+    /// A high-priority client that is busy for this time while no launch of it begins or ends counts as idle until
+    /// one does: it may itself wait for best-effort work. 0: never.
     #[schemars(range(max = 3_600_000))]
     pub high_stall_ms: u64,
 }

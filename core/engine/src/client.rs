@@ -224,6 +224,8 @@ pub(crate) struct Client {
     pub answered_until: u64,
     /// The head of `waiting` is not offered before this.
     pub hold_until_ns: u64,
+    /// The policy is to be asked about the head of `waiting`, held or not: since this round of offers.
+    pub owed_since: Option<u64>,
     /// It is offered again when another best-effort client's launch ends.
     pub holds_until_completion: bool,
     /// Why the last decision was made, by the policy's own table; 0: no reason.
@@ -231,6 +233,8 @@ pub(crate) struct Client {
     pub window_noted: bool,
     /// When a launch was granted or seen done last.
     pub moved_ns: u64,
+    /// When one was seen done last.
+    pub ended_ns: u64,
     /// The head of `waiting` waits for room, at most until then; 0: it does not.
     pub window_until_ns: u64,
     /// It is offered although there is no room: nothing in flight ends.
@@ -245,6 +249,8 @@ pub(crate) struct Client {
     pub left_to_rule: usize,
     /// High priority only: the client says it has work in flight.
     pub busy: bool,
+    /// High priority only: it gets nowhere, so that what it has in flight does not count.
+    pub stands: bool,
     /// High priority only: its latest units of work.
     pub units: RecentUnits,
     /// While it has an objective for tokens.
@@ -285,10 +291,12 @@ impl Client {
             granted_until: if ungated { u64::MAX } else { first_ticket },
             answered_until: first_ticket,
             hold_until_ns: 0,
+            owed_since: None,
             holds_until_completion: false,
             reason: 0,
             window_noted: false,
             moved_ns: 0,
+            ended_ns: 0,
             window_until_ns: 0,
             window_stalled: false,
             stall_burst: 0,
@@ -296,6 +304,7 @@ impl Client {
             offers: (0, 0),
             left_to_rule: 0,
             busy: false,
+            stands: false,
             units: if ungated { RecentUnits::new() } else { RecentUnits::default() },
             tokens: RecentUnits::default(),
             min_share_permille: 0,
@@ -310,7 +319,7 @@ impl Client {
 
     /// Whether this high-priority client has work on the GPU.
     pub fn is_active_high(&self) -> bool {
-        self.info.class == Class::High && (self.busy || self.in_flight > 0)
+        self.info.class == Class::High && !self.stands && (self.busy || self.in_flight > 0)
     }
 
     /// Whether it has work on the GPU, as far as is known.
@@ -327,6 +336,15 @@ impl Client {
     pub fn has_yielded(&self) -> bool {
         let mut first = self.streams.iter().filter_map(|stream| stream.in_flight.front());
         self.yielded && first.all(|launch| can_yield(launch.form))
+    }
+
+    /// Since when nothing of it has ended although it was told to yield, ns, if it has launches that yield and ones that
+    /// cannot: these may wait for those.
+    pub fn yields_beside_since_ns(&self) -> Option<u64> {
+        let mut first = self.streams.iter().filter_map(|stream| stream.in_flight.front());
+        let yields = self.yielded && first.any(|launch| can_yield(launch.form));
+        let since_ns = self.told_to_yield_ns?.max(self.ended_ns);
+        (yields && !self.has_yielded()).then_some(since_ns)
     }
 
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of
@@ -362,7 +380,7 @@ impl Client {
         self.window_until_ns = 0;
         self.window_stalled = false;
         (self.stall_burst, self.stall_left) = (0, 0);
-        self.moved_ns = now_ns;
+        (self.moved_ns, self.ended_ns) = (now_ns, now_ns);
     }
 
     /// What a policy may read of it.

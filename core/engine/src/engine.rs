@@ -151,10 +151,16 @@ pub struct Engine<P = Box<dyn Policy + Send>> {
     high_idle_since_ns: Option<u64>,
     /// Launches have waited since then although the GPU had nothing to do.
     idle_since_ns: Option<u64>,
+    /// When to look whether clients yield in vain.
+    look_at_yields_ns: Option<u64>,
     /// Something changed that could make a held launch runnable.
     offer_all: bool,
     /// Launches wait that could be offered: there were too many at once.
     offers_left: bool,
+    /// Number of the latest round of offers: see [`Client::owed_since`].
+    round: u64,
+    /// Pass of that round.
+    settled_in: u64,
     /// A client may hold until another's launch ends.
     completion_holds: bool,
     /// Clients with a launch waiting, and high-priority ones: kept, not counted
@@ -201,8 +207,11 @@ impl<P: Policy> Engine<P> {
             high_periods: 0,
             high_idle_since_ns: None,
             idle_since_ns: None,
+            look_at_yields_ns: None,
             offer_all: false,
             offers_left: false,
+            round: 0,
+            settled_in: 0,
             completion_holds: false,
             waiting_clients: 0,
             high_clients: 0,
@@ -473,6 +482,15 @@ impl<P: Policy> Engine<P> {
             .filter(|&until| until > 0)
             .min();
         [timer, hold, self.next_yield_end_ns(), self.next_stall_ns()].into_iter().flatten().min()
+    }
+
+    /// Whether a high-priority client gets nowhere, as the caller sees it: then it does not count as active, whatever it
+    /// has in flight. For [`Engine::high_activity`] that follows.
+    pub fn high_stands(&mut self, now_ns: u64, client: ClientId, stands: bool) {
+        let Some(c) = self.clients.get_mut(client) else { return };
+        let was_active = c.is_active();
+        c.stands = stands;
+        self.beside.note(now_ns, was_active, c.is_active());
     }
 
     /// Work out whether high-priority work is on the GPU and tell of a change.

@@ -6,7 +6,7 @@ mod common;
 use common::{HIGH, LOW, Script, granted, info, key, submission, took};
 use std::sync::{Arc, Mutex};
 use tally_engine::policy::*;
-use tally_engine::{EndedUnits, Engine, EngineConfig};
+use tally_engine::{Engine, EngineConfig};
 
 const OTHER: ClientId = 3;
 
@@ -42,7 +42,7 @@ fn only_what_was_subscribed_to_is_told() {
         e.high_activity(1, HIGH, true, 1, &mut out);
         e.high_activity(2, HIGH, false, 2, &mut out);
         e.unit_began(2, HIGH, 2, &mut out);
-        e.units_ended(2, HIGH, EndedUnits::default(), &mut out);
+        e.units_ended(2, HIGH, &[], None, &mut out);
         e.submitted(3, LOW, submission(0, kernel), &mut out);
         e.progress(500_000, LOW, 0, 1, took(1, 400), &mut out);
         e.tick(600_000, &mut out);

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Script, granted, info, key, submission};
+use tally_contract::limits::HOLD_NS_MIN;
 use tally_engine::client::YIELDING_IN_FLIGHT_MAX;
 use tally_engine::policy::*;
 use tally_engine::{Action, Engine, EngineConfig, Submission};
@@ -127,6 +128,64 @@ fn what_waits_is_granted_in_turns() {
     let first_512 = &seen.lock().unwrap().launches[CLIENTS as usize..][..512];
     let of_client = |id| first_512.iter().filter(|launch| launch.client == id).count();
     assert!((1..=CLIENTS).all(|id| of_client(id) <= 64));
+}
+
+/// Which clients a policy is asked about in so many passes of five calls each. It holds all for long; in the first
+/// pass something changes that could make it grant one, or in each.
+fn asked_in_passes(clients: u32, passes: u64, changes_in_each: bool) -> Vec<ClientId> {
+    let answers = std::iter::repeat_n(Ok(Decision::Hold(1_000_000_000)), 1_000).collect();
+    let script = Script { answers, calls_max: 5, ..Script::default() };
+    let seen = script.seen.clone();
+    let (mut e, mut out) = (engine(script, clients), Vec::new());
+    for id in 1..=clients {
+        e.begin_pass();
+        e.submitted(1_000, id, submission(0, None), &mut out);
+    }
+    assert_eq!(seen.lock().unwrap().launches.len(), clients as usize);
+    for pass in 1..=passes {
+        e.begin_pass();
+        if changes_in_each || pass == 1 {
+            e.set_min_share(10_000 + pass, clients, pass as u32, &mut out);
+        }
+        e.tick(10_000 + pass, &mut out);
+    }
+    let seen = seen.lock().unwrap();
+    seen.launches[clients as usize..].iter().map(|launch| launch.client).collect()
+}
+
+/// As long as a pass may take, or shorter: the first ones can be asked about again before the last have been.
+#[test]
+fn short_holds_keep_nobody_from_its_turn() {
+    const CLIENTS: u32 = 12;
+    let answers = std::iter::repeat_n(Ok(Decision::Hold(HOLD_NS_MIN)), 10_000).collect();
+    let script = Script { answers, calls_max: 5, ..Script::default() };
+    let seen = script.seen.clone();
+    let (mut e, mut out) = (engine(script, CLIENTS), Vec::new());
+    for id in 1..=CLIENTS {
+        e.begin_pass();
+        e.submitted(1_000, id, submission(0, None), &mut out);
+    }
+    for pass in 1..=120 {
+        e.begin_pass();
+        e.tick(1_000 + pass * 2 * HOLD_NS_MIN, &mut out);
+    }
+    let launches = &seen.lock().unwrap().launches;
+    let times = |id| launches.iter().filter(|launch| launch.client == id).count();
+    let times: Vec<usize> = (1..=CLIENTS).map(times).collect();
+    assert!(times.iter().all(|times| (30..=70).contains(times)), "{times:?}");
+}
+
+#[test]
+fn a_round_cut_short_by_a_slow_policy_goes_on_where_it_was() {
+    let all: Vec<ClientId> = (1..=12).collect();
+    // And then none is asked about again: each has its hold.
+    assert_eq!(asked_in_passes(12, 20, false), all);
+    // Each has its turn although each pass begins a round.
+    let asked = asked_in_passes(12, 60, true);
+    assert_eq!(asked[..12], all);
+    let times = |id| asked.iter().filter(|asked| **asked == id).count();
+    let times: Vec<usize> = all.iter().copied().map(times).collect();
+    assert!(times.iter().all(|times| (15..=35).contains(times)), "{times:?}");
 }
 
 #[test]

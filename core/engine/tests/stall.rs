@@ -275,3 +275,61 @@ fn who_yields_to_somebody_else_at_work_may_do_so_for_long() {
     e.tick(11 * STALL, &mut out);
     assert_eq!(stalls(&e), 1);
 }
+
+#[test]
+fn what_cannot_yield_may_wait_for_what_has() {
+    let script = Script {
+        answers: [Decision::Preemptible, Decision::Run(0)].map(Ok).into(),
+        on_decide: [Command::SetYield { client: LOW, yielded: true }].into(),
+        ..Default::default()
+    };
+    let config = EngineConfig { policy_stall_ns: STALL, ..Default::default() };
+    let (mut e, mut out) = (Engine::new(config, Box::new(script)), Vec::new());
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    let can_yield = Submission { offered: forms_offered::PREEMPTIBLE, ..submission(0, None) };
+    e.submitted(0, LOW, can_yield, &mut out);
+    let whole = Submission { stream: 1, completion: 1, ..submission(1, None) };
+    e.submitted(7, LOW, whole, &mut out);
+    // It goes on to launch.
+    let whole = Submission { completion: 2, ..whole };
+    e.submitted(STALL, LOW, Submission { ticket: 2, started: true, ..whole }, &mut out);
+    assert_eq!(e.client_state(LOW).unwrap().in_flight, 3);
+    // It may also take long.
+    let in_vain_ns = 10 * STALL;
+    assert_eq!(e.next_deadline_ns(), Some(in_vain_ns));
+    e.tick(in_vain_ns, &mut out);
+    assert_eq!((stalls(&e), e.next_deadline_ns()), (0, Some(in_vain_ns + STALL)));
+    // Where another is on the GPU, that may be it.
+    e.client_joined(in_vain_ns, info(3, Class::BestEffort), 0, &mut out);
+    e.submitted(in_vain_ns, 3, submission(0, None), &mut out);
+    let later_ns = in_vain_ns + STALL;
+    e.tick(later_ns, &mut out);
+    assert_eq!((stalls(&e), e.next_deadline_ns()), (0, Some(later_ns + STALL)));
+    e.progress(later_ns, 3, 0, 1, None, &mut out);
+    let ended = Action::Yield { client: LOW, yielded: false };
+    assert!(!out.contains(&ended));
+    e.tick(later_ns + STALL, &mut out);
+    assert!(stalls(&e) == 1 && out.contains(&ended), "{out:?}");
+}
+
+#[test]
+fn high_priority_work_that_gets_nowhere_is_waited_for_no_longer() {
+    let mut s = Harness::new(u64::MAX, STALL);
+    s.engine.submitted(0, HIGH, submission(0, None), &mut s.out);
+    s.submit(1, 0);
+    s.pass(10 * STALL);
+    assert!(s.faults().is_empty(), "high-priority work is in flight");
+    let is_active = |s: &Harness| s.engine.high_active();
+    assert!(is_active(&s));
+    let stands = |s: &mut Harness, now_ns, stands: bool| {
+        s.engine.high_stands(now_ns, HIGH, stands);
+        s.high(now_ns, false);
+    };
+    stands(&mut s, 10 * STALL, true);
+    assert!(!is_active(&s));
+    // It goes on.
+    stands(&mut s, 11 * STALL, false);
+    assert!(is_active(&s));
+    s.engine.progress(12 * STALL, HIGH, 0, 1, None, &mut s.out);
+    assert!(!is_active(&s));
+}

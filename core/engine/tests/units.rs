@@ -25,21 +25,21 @@ fn service(e: &Engine) -> ServiceView {
     e.world().clients[&HIGH].service.unwrap()
 }
 
-fn ended(units: u32, took_ns: u64) -> EndedUnits {
-    EndedUnits { units, took_ns }
+fn ended(units: u32, took_ns: u64) -> [EndedUnits; 1] {
+    [EndedUnits { units, took_ns, is_token: false }]
 }
 
 #[test]
 fn units_are_told_and_counted_against_the_objective() {
     let (mut e, seen, mut out) = engine();
-    assert!(e.set_objective(HIGH, Some(SLO)));
+    assert!(e.set_objective(0, HIGH, Some(SLO), &mut out));
     e.unit_began(50, HIGH, 40, &mut out);
     assert_eq!(service(&e).open_since_ns, 40);
-    e.units_ended(1_090, HIGH, ended(1, 1_050), &mut out);
+    e.units_ended(1_090, HIGH, &ended(1, 1_050), None, &mut out);
     // Two at once, and one whose length nobody knows.
-    e.units_ended(9_000, HIGH, ended(2, 900), &mut out);
+    e.units_ended(9_000, HIGH, &ended(2, 900), None, &mut out);
     e.unit_began(9_100, HIGH, 9_999, &mut out);
-    e.units_ended(9_200, HIGH, ended(0, 0), &mut out);
+    e.units_ended(9_200, HIGH, &[], None, &mut out);
     let told = [
         Event::UnitBegan { client: HIGH, since_ns: 40, deadline_ns: 1_040 },
         Event::UnitsEnded { client: HIGH, units: 1, took_ns: 1_050 },
@@ -65,28 +65,67 @@ fn units_are_told_and_counted_against_the_objective() {
     assert_eq!(service(&e), expected);
 
     // With another objective what is recent begins anew; without one nothing has a deadline.
-    assert!(e.set_objective(HIGH, None));
+    assert!(e.set_objective(0, HIGH, None, &mut out));
     assert_eq!((service(&e).recent, service(&e).units), (0, 3));
     e.unit_began(9_300, HIGH, 9_300, &mut out);
     let last = seen.lock().unwrap().events.last().cloned();
     let began = Event::UnitBegan { client: HIGH, since_ns: 9_300, deadline_ns: NEVER };
     assert_eq!(last, Some(began));
-    e.units_ended(9_400, HIGH, ended(1, 100), &mut out);
+    e.units_ended(9_400, HIGH, &ended(1, 100), None, &mut out);
     assert_eq!((service(&e).units, service(&e).units_within), (4, 2));
 }
 
 #[test]
 fn a_unit_of_tokens_keeps_both_objectives_or_none() {
     let (mut e, _, mut out) = engine();
-    assert!(e.set_objective(HIGH, Some(SLO)) && e.set_token_objective(HIGH, Some(100)));
-    for (is_token, took_ns) in [(true, 100), (true, 101), (false, 101), (false, 1_001)] {
-        e.unit_began(9_000, HIGH, OpenUnit { since_ns: 8_000, is_token }, &mut out);
-        e.units_ended(9_200, HIGH, ended(1, took_ns), &mut out);
-    }
+    assert!(
+        e.set_objective(0, HIGH, Some(SLO), &mut out)
+            && e.set_token_objective(0, HIGH, Some(100), &mut out)
+    );
+    // Whatever is open: a token may begin and end between two looks.
+    let took = [(true, 100), (true, 101), (false, 101), (false, 1_001)];
+    let took = took.map(|(is_token, took_ns)| EndedUnits { units: 1, took_ns, is_token });
+    e.unit_began(9_000, HIGH, 8_000, &mut out);
+    e.units_ended(9_200, HIGH, &took[..2], None, &mut out);
+    e.units_ended(9_300, HIGH, &took[2..], None, &mut out);
     let kept = |e: &_| (service(e).units, service(e).units_within, service(e).recent_within);
     assert_eq!(kept(&e), (4, 2, 2), "100 of a token, 101 of another unit");
-    assert!(e.set_token_objective(HIGH, None));
+    assert!(e.set_token_objective(0, HIGH, None, &mut out));
     assert_eq!(kept(&e), (4, 2, 0), "what is recent begins anew");
+}
+
+#[test]
+fn units_that_end_together_are_judged_one_by_one() {
+    let (mut e, seen, mut out) = engine();
+    assert!(e.set_objective(0, HIGH, Some(SLO), &mut out));
+    let took = [(2, 100), (1, 2_000), (1, 400)].map(|(units, took_ns)| EndedUnits {
+        units,
+        took_ns,
+        is_token: false,
+    });
+    e.units_ended(9_000, HIGH, &took, None, &mut out);
+    let view = service(&e);
+    assert_eq!((view.units, view.units_within, view.recent_within), (4, 3, 3));
+    assert_eq!((view.p50_ns, view.p99_ns), (100, 2_000));
+    let told = seen.lock().unwrap().events.last().cloned();
+    assert_eq!(told, Some(Event::UnitsEnded { client: HIGH, units: 4, took_ns: 650 }));
+}
+
+#[test]
+fn an_open_unit_has_the_deadline_of_another_objective() {
+    let (mut e, seen, mut out) = engine();
+    let last = || seen.lock().unwrap().events.pop();
+    e.unit_began(50, HIGH, OpenUnit { since_ns: 40, is_token: true }, &mut out);
+    let began = |deadline_ns| Some(Event::UnitBegan { client: HIGH, since_ns: 40, deadline_ns });
+    assert_eq!(last(), began(NEVER));
+    assert!(e.set_objective(60, HIGH, Some(SLO), &mut out));
+    assert_eq!(last(), began(1_040));
+    assert!(e.set_token_objective(70, HIGH, Some(100), &mut out));
+    assert_eq!(last(), began(140));
+    e.units_ended(80, HIGH, &[], None, &mut out);
+    assert_eq!(last(), Some(Event::UnitsEnded { client: HIGH, units: 0, took_ns: 0 }));
+    assert!(e.set_objective(90, HIGH, None, &mut out));
+    assert_eq!(last(), None, "none is open");
 }
 
 #[test]
@@ -97,7 +136,7 @@ fn a_profile_is_the_latest_and_outlives_what_was_counted() {
     e.unit_profiled(HIGH, profile(3));
     e.unit_profiled(HIGH, profile(4));
     e.unit_profiled(LOW, profile(5));
-    e.units_ended(9_000, HIGH, ended(1, 900), &mut out);
+    e.units_ended(9_000, HIGH, &ended(1, 900), None, &mut out);
     e.forget_units(HIGH);
     assert_eq!((service(&e).units, service(&e).profile), (0, Some(profile(4))));
     assert!(e.world().clients[&LOW].service.is_none());
@@ -108,7 +147,10 @@ fn tokens_are_counted_against_their_objective() {
     let (mut e, seen, mut out) = engine();
     e.tokens_ended(HIGH, 1, 5);
     assert_eq!(service(&e).tokens, None, "no objective");
-    assert!(e.set_token_objective(HIGH, Some(100)) && !e.set_token_objective(LOW, Some(100)));
+    assert!(
+        e.set_token_objective(0, HIGH, Some(100), &mut out)
+            && !e.set_token_objective(0, LOW, Some(100), &mut out)
+    );
     assert_eq!(service(&e).tokens, Some(TokensView::new(100)));
     e.tokens_ended(HIGH, 3, 80);
     e.tokens_ended(HIGH, 1, 101);
@@ -123,19 +165,19 @@ fn tokens_are_counted_against_their_objective() {
     };
     assert_eq!(service(&e).tokens, Some(expected));
     // Units are other things, and no event tells of tokens.
-    e.units_ended(2_000, HIGH, ended(1, 300), &mut out);
+    e.units_ended(2_000, HIGH, &ended(1, 300), None, &mut out);
     assert_eq!((service(&e).units, service(&e).tokens), (1, Some(expected)));
     assert_eq!(seen.lock().unwrap().events.len(), 1);
     e.forget_units(HIGH);
     assert_eq!(service(&e).tokens, Some(expected));
 
     // With another objective what is recent begins anew.
-    e.set_token_objective(HIGH, Some(200));
+    e.set_token_objective(0, HIGH, Some(200), &mut out);
     let kept = TokensView { count: 4, within: 3, ..TokensView::new(200) };
     assert_eq!(service(&e).tokens, Some(kept));
     e.forget_tokens(HIGH);
     assert_eq!(service(&e).tokens, Some(TokensView::new(200)));
-    e.set_token_objective(HIGH, None);
+    e.set_token_objective(0, HIGH, None, &mut out);
     assert_eq!(service(&e).tokens, None);
 }
 
@@ -143,9 +185,9 @@ fn tokens_are_counted_against_their_objective() {
 fn only_high_priority_clients_have_units() {
     let (mut e, seen, mut out) = engine();
     for client in [LOW, 99] {
-        assert!(!e.set_objective(client, Some(SLO)));
+        assert!(!e.set_objective(0, client, Some(SLO), &mut out));
         e.unit_began(50, client, 40, &mut out);
-        e.units_ended(60, client, ended(1, 20), &mut out);
+        e.units_ended(60, client, &ended(1, 20), None, &mut out);
     }
     assert_eq!(seen.lock().unwrap().events, []);
     assert_eq!(e.world().clients[&LOW].service, None);
@@ -169,10 +211,10 @@ fn slack_is_what_the_first_deadline_leaves() {
     let (mut e, _, mut out) = engine();
     e.client_joined(0, info(7, Class::High), 0, &mut out);
     let slack = |e: &Engine, now_ns| slack_ns(e.world().clients.values(), now_ns);
-    e.set_objective(HIGH, Some(SLO));
-    e.set_objective(7, Some(Objective { slo_ns: 500, ..SLO }));
+    e.set_objective(0, HIGH, Some(SLO), &mut out);
+    e.set_objective(0, 7, Some(Objective { slo_ns: 500, ..SLO }), &mut out);
     assert_eq!(slack(&e, 10), NO_UNIT_OPEN);
-    e.units_ended(10, HIGH, ended(1, 300), &mut out);
+    e.units_ended(10, HIGH, &ended(1, 300), None, &mut out);
     e.unit_began(1_000, HIGH, 1_000, &mut out);
     // It takes 300 of 1 000, and ends at once if it is late.
     assert_eq!((slack(&e, 1_000), slack(&e, 1_300), slack(&e, 1_900)), (700, 700, 100));
@@ -180,14 +222,14 @@ fn slack_is_what_the_first_deadline_leaves() {
     // Of the other nothing is known but that it has 500.
     e.unit_began(1_100, 7, 1_100, &mut out);
     assert_eq!(slack(&e, 1_200), 400);
-    e.units_ended(1_300, 7, ended(1, 200), &mut out);
+    e.units_ended(1_300, 7, &ended(1, 200), None, &mut out);
     assert_eq!(slack(&e, 1_300), 700);
 }
 
 #[test]
 fn a_policy_that_takes_over_is_told_of_open_units() {
     let (mut e, _, mut out) = engine();
-    e.set_objective(HIGH, Some(SLO));
+    e.set_objective(0, HIGH, Some(SLO), &mut out);
     e.unit_began(50, HIGH, 40, &mut out);
     let seen = Arc::default();
     let script = Script { seen: Arc::clone(&seen), ..Default::default() };
@@ -227,7 +269,7 @@ fn what_is_held_is_offered_when_a_unit_ends() {
         e.unit_began(5, HIGH, 5, &mut out);
         e.submitted(10, LOW, common::submission(0, kernel), &mut out);
         assert_eq!(seen.lock().unwrap().launches.len(), 1);
-        e.units_ended(20, HIGH, ended(1, 15), &mut out);
+        e.units_ended(20, HIGH, &ended(1, 15), None, &mut out);
         let asked = if deaf_to == Subscriptions::NONE { 2 } else { 1 };
         assert_eq!(seen.lock().unwrap().launches.len(), asked);
     }
@@ -248,29 +290,30 @@ fn a_client_that_leaves_has_no_unit_open() {
 fn a_unit_of_tokens_has_their_objective() {
     let (mut e, seen, mut out) = engine();
     let token = |since_ns| OpenUnit { since_ns, is_token: true };
-    let mut deadline_ns = |e: &mut Engine, unit: OpenUnit| {
+    let deadline_ns = |e: &mut Engine, unit: OpenUnit| {
+        let mut out = Vec::new();
         e.unit_began(unit.since_ns, HIGH, unit, &mut out);
         let told = seen.lock().unwrap().events.last().cloned();
-        e.units_ended(unit.since_ns + 1, HIGH, ended(1, 1), &mut out);
+        e.units_ended(unit.since_ns + 1, HIGH, &ended(1, 1), None, &mut out);
         let Some(Event::UnitBegan { deadline_ns, .. }) = told else { panic!("{told:?}") };
         deadline_ns
     };
     assert_eq!(deadline_ns(&mut e, token(10)), NEVER);
-    e.set_token_objective(HIGH, Some(300));
+    e.set_token_objective(0, HIGH, Some(300), &mut out);
     assert_eq!(deadline_ns(&mut e, token(20)), 320);
     assert_eq!(deadline_ns(&mut e, 30.into()), NEVER);
-    e.set_objective(HIGH, Some(SLO));
+    e.set_objective(0, HIGH, Some(SLO), &mut out);
     assert_eq!(deadline_ns(&mut e, token(40)), 340);
     assert_eq!(deadline_ns(&mut e, 50.into()), 1_050);
-    e.set_token_objective(HIGH, Some(3_000));
+    e.set_token_objective(0, HIGH, Some(3_000), &mut out);
     assert_eq!(deadline_ns(&mut e, token(60)), 1_060, "the shorter one");
 }
 
 #[test]
 fn units_of_another_kind_begin_anew() {
     let (mut e, _, mut out) = engine();
-    e.set_objective(HIGH, Some(SLO));
-    e.units_ended(10, HIGH, ended(3, 300), &mut out);
+    e.set_objective(0, HIGH, Some(SLO), &mut out);
+    e.units_ended(10, HIGH, &ended(3, 300), None, &mut out);
     e.unit_began(20, HIGH, 15, &mut out);
     e.forget_units(HIGH);
     let expected = ServiceView { open_since_ns: 15, ..ServiceView::new(Some(SLO)) };
@@ -312,6 +355,6 @@ fn what_is_held_is_offered_once_the_next_unit_is_known() {
     let kernel = e.intern(&common::key("k"));
     e.unit_began(5, HIGH, 5, &mut out);
     e.submitted(10, LOW, common::submission(0, kernel), &mut out);
-    e.units_followed(20, HIGH, ended(1, 14), 19, &mut out);
+    e.units_ended(20, HIGH, &ended(1, 14), Some(19.into()), &mut out);
     assert_eq!(*order.lock().unwrap(), ["began", "asked", "ended", "began", "asked"]);
 }

@@ -87,9 +87,14 @@ impl What {
     }
 }
 
-/// When a unit of a stream began, without the lowest bit: in [`Marks::streams`] that says whether with a CUDA graph.
+/// When a unit of a stream began, without the lowest bit: that says whether with a CUDA graph.
 pub fn even_ns(began_ns: u64) -> u64 {
     began_ns & !1
+}
+
+/// When a unit of a stream began, as clients state it: see [`even_ns`].
+pub fn began_with_ns(began_ns: u64, is_graph: bool) -> u64 {
+    even_ns(began_ns) | u64::from(is_graph)
 }
 
 /// A unit that has begun and not ended.
@@ -225,7 +230,7 @@ impl Marks {
 
     /// Client: the open unit of a stream slot began then, with the launch of a CUDA graph or not; 0: none is open.
     pub fn show_stream(&self, slot: usize, began_ns: u64, is_graph: bool) {
-        let began_ns = if began_ns == 0 { 0 } else { even_ns(began_ns) | u64::from(is_graph) };
+        let began_ns = if began_ns == 0 { 0 } else { began_with_ns(began_ns, is_graph) };
         if let Some(word) = self.streams.get(slot)
             && word.load(Relaxed) != began_ns
         {

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
-use tally_ipc::marks::{Graphs, Stated, What};
+use tally_ipc::marks::{Graphs, Stated, What, began_with_ns};
 use tally_ipc::wait::now_ns;
 
 /// Notes kept for a slot. While all are of launches that no wait has covered, further launches are not noted.
@@ -67,8 +67,8 @@ static PENDING: AtomicU64 = AtomicU64::new(0);
 /// What a wait has covered of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Found {
-    /// When the first launch was made that it covers, and no wait before; and that launch's number.
-    began_ns: Option<u64>,
+    /// When the first launch was made that it covers, and no wait before, and whether of a graph; and its number.
+    began: Option<(u64, bool)>,
     first: Option<u32>,
     /// When the first launch was made that it does not cover, and whether of a graph.
     next: Option<(u64, bool)>,
@@ -102,7 +102,8 @@ impl Stream {
                 let this = (at_ns, is_graph);
                 found.next = Some(found.next.map_or(this, |next| next.min(this)));
             } else {
-                found.began_ns = Some(found.began_ns.map_or(at_ns, |ns| ns.min(at_ns)));
+                let this = (at_ns, is_graph);
+                found.began = Some(found.began.map_or(this, |began| began.min(this)));
                 let is_first = found.first.is_none_or(|first| is_behind(first, number));
                 found.first = if is_first { Some(number) } else { found.first };
                 found.graphs += u32::from(is_graph);
@@ -197,7 +198,7 @@ fn take(index: usize, until: u32) -> Option<Found> {
     let later = |covered| is_behind(until, covered).then_some(until);
     let covered = stream.covered.fetch_update(SeqCst, SeqCst, later).ok()?;
     let mut found = stream.look(covered, until);
-    if found.began_ns.is_some() {
+    if found.began.is_some() {
         found.graphs = found.graphs.saturating_add(stream.graphs.swap(0, Relaxed));
     }
     let word = &SLOTS[index & 63].word;
@@ -229,19 +230,20 @@ pub fn waited(
     }
     let now = now_ns();
     let covered = covered.filter(|(index, seen)| *index != OVERFLOW && seen.is_settled());
-    let (mut unit, mut ended, mut graphs): (Option<(bool, u64, usize)>, u64, u32) = (None, 0, 0);
+    let (mut unit, mut ended, mut graphs): (Option<(bool, u64, usize, bool)>, u64, u32) =
+        (None, 0, 0);
     for (index, seen) in covered {
         let Some(found) = take(index, seen.sequence()) else { continue };
         unit_profile::waited(client, index, seen.sequence(), found.first);
         ended |= slots::bit(index);
-        let Some(began_ns) = found.began_ns else { continue };
+        let Some((began_ns, is_graph)) = found.began else { continue };
         graphs = graphs.saturating_add(found.graphs);
         // The oldest; before those of streams that the program never waits for alone.
         let is_side = !is_alone && !STREAMS[index & 63].is_shown.load(Relaxed);
-        let this = (is_side, began_ns, index);
+        let this = (is_side, began_ns, index, is_graph);
         unit = Some(unit.map_or(this, |unit| unit.min(this)));
     }
-    if let Some((_, began_ns, index)) = unit {
+    if let Some((_, began_ns, index, is_graph)) = unit {
         let stream = &STREAMS[index & 63];
         if is_alone || ended.count_ones() == 1 {
             stream.is_shown.store(true, Relaxed);
@@ -254,6 +256,7 @@ pub fn waited(
         // Tokens may be told by graphs although requests are marked.
         if graphs.count > 0 || !marks::are_requests_marked() {
             let what = What::stream(graphs).pack();
+            let began_ns = began_with_ns(began_ns, is_graph);
             marks::publish(Stated { began_ns, ended_ns: now, what });
         }
     }

@@ -390,8 +390,10 @@ impl Service {
         let allowance_ns = self.allowance_ns().filter(|_| !is_due && !other);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
-        let (most_ns, borne_ns, spent_ns) = match self.last {
-            // The same, while another ended.
+        // It has another objective.
+        let again = self.open.filter(|open| open.since_ns == since_ns);
+        let (most_ns, borne_ns, spent_ns) = match again.or(self.last) {
+            // The same, or another ended meanwhile.
             Some(last) if last.since_ns == since_ns => (last.left_ns, 0, last.spent_ns),
             // It has borne what the one before it has.
             Some(last) if overlaps => (u64::MAX, last.spent_ns, 0),
@@ -402,7 +404,7 @@ impl Service {
         let left_ns = allowance_ns.map_or(0, bears);
         let alone = allowance_ns.is_none();
         let sms = self.share.sms().filter(|_| !alone);
-        let (told_ns, short) = (now_ns, false);
+        let (told_ns, short) = (again.map_or(now_ns, |open| open.told_ns), false);
         let beside = self.under_way_until_ns > since_ns;
         self.open =
             Some(Open { told_ns, since_ns, left_ns, spent_ns, sms, alone, beside, other, short });

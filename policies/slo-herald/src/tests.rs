@@ -115,6 +115,9 @@ fn a_unit_that_goes_on_while_others_end_gets_no_new_allowance() {
     b.begin();
     assert_eq!(b.decide(MS), RUNS);
     let since_ns = b.now_ns;
+    // It may also have another objective.
+    b.policy.began(since_ns + 50, WEB, since_ns, since_ns + 3 * MS);
+    assert_eq!(b.decide(900 * US), HELD);
     b.policy.ended(since_ns + 100, WEB, 1, MS);
     b.policy.began(since_ns + 100, WEB, since_ns, since_ns + 3 * MS);
     assert_eq!(b.decide(900 * US), HELD, "850 us are left");

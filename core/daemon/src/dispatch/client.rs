@@ -109,6 +109,7 @@ pub struct DispatchClient {
     /// By its own account, and as the engine was told: see [`Standstill`].
     says_busy: bool,
     busy: bool,
+    stands: bool,
     busy_periods: u64,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
@@ -156,6 +157,7 @@ impl DispatchClient {
             first_stream: 0,
             says_busy: false,
             busy: false,
+            stands: false,
             busy_periods,
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
@@ -203,55 +205,15 @@ impl DispatchClient {
         self.pending != 0
     }
 
-    /// How often it was busy for too long without a launch.
+    /// How often it was busy for too long while no launch of it began or ended.
     pub fn standstills(&self) -> u64 {
         self.standstill.count()
-    }
-
-    /// High priority: tell the engine if it became busy or idle. True if it did, or if there are more marks to be read.
-    /// `stall_ns`: see [`Standstill`].
-    pub fn poll_activity(
-        &mut self,
-        now_ns: u64,
-        share: Share,
-        stall_ns: u64,
-        engine: &mut Engine,
-        out: &mut Vec<Action>,
-    ) -> bool {
-        // Before the units: they begin before it is busy, and end before it is idle.
-        self.says_busy = self.link.region.activity.busy_streams.load(SeqCst) != 0;
-        let has_more = engine.is_over_time() || self.poll_units(now_ns, share, engine, out);
-        let a = &self.link.region.activity;
-        let periods = a.busy_periods.load(Acquire);
-        let launches = self.launches.look(now_ns, &self.link.region.counters);
-        let (says, still) = (self.says_busy, &mut self.standstill);
-        let busy = still.counts_as_busy(now_ns, says, launches, periods, stall_ns);
-        // Idle at both looks but busy between them is activity, too.
-        let changed = busy != self.busy || (!busy && periods != self.busy_periods);
-        if changed {
-            // Its own word for when it became idle is exact to the nanosecond,
-            // but can only have happened since the last look.
-            let since_ns = if busy {
-                now_ns
-            } else {
-                a.idle_since_ns.load(Acquire).clamp(self.activity_looked_ns, now_ns)
-            };
-            if busy {
-                self.probe.restart(now_ns, launches);
-            }
-            engine.high_activity(now_ns, self.link.info.id, busy, since_ns, out);
-            self.busy = busy;
-            self.busy_periods = periods;
-        }
-        self.activity_looked_ns = now_ns;
-        changed || has_more
     }
 
     /// Ask the client, if it is time: a high-priority one whether it is still busy, a best-effort one to report
     /// launches that have ended (the last ones before a pause may be unreported).
     pub fn poll_probe(&mut self, now_ns: u64) {
-        let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
-        if !asked {
+        if !self.says_busy && !self.is_pending() {
             return;
         }
         let launches = self.launches.look(now_ns, &self.link.region.counters);
@@ -307,8 +269,7 @@ impl DispatchClient {
 
     /// When [`DispatchClient::poll_probe`] has something to do.
     pub fn next_probe_ns(&self) -> Option<u64> {
-        let asked = if self.is_high() { self.says_busy } else { self.is_pending() };
-        asked.then(|| self.probe.next_ns())
+        (self.says_busy || self.is_pending()).then(|| self.probe.next_ns())
     }
 
     /// Tell the engine of completions.

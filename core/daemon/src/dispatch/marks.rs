@@ -17,8 +17,8 @@ use tally_ab::sample::Requests;
 use tally_contract::limits::{
     OPEN_MARKS_MAX, PASS_MARKS_CLIENT_MAX, PROFILED_LAUNCHES_MAX, SMS_MAX,
 };
-use tally_engine::OpenUnit;
 use tally_engine::policy::{ClientId, UnitProfile};
+use tally_engine::{EndedUnits, OpenUnit};
 use tally_ipc::marks::{self as theirs, Kind, Polled, Stated, What, even_ns};
 
 /// How far in the future an end may be, ns: a pass has one time, and units end while it lasts.
@@ -35,7 +35,7 @@ struct Open {
     began_ns: u64,
     /// When the program had it, queue included, ns.
     came_ns: u64,
-    /// It began with the launch of a CUDA graph. Not known of one that ended.
+    /// It began with the launch of a CUDA graph.
     is_graph: bool,
     /// Whether the client stated how long it queued in the program.
     queue_known: bool,
@@ -417,7 +417,8 @@ impl Marks {
         if self.tpot_ns.is_none() || self.has_tokens || graphs.count == 0 {
             return;
         }
-        let from_ns = stated.began_ns.saturating_add(graphs.after_ns.into()).max(unit.open.came_ns);
+        let Open { began_ns, came_ns, .. } = unit.open;
+        let from_ns = began_ns.saturating_add(graphs.after_ns.into()).max(came_ns);
         let ns = stated.ended_ns.saturating_sub(from_ns) / u64::from(graphs.count);
         let times = self.tokens.get_or_insert_with(|| Times::new(now_ns));
         times.record(now_ns, ns, graphs.count.into());
@@ -465,7 +466,9 @@ impl Marks {
     fn checked(&mut self, now_ns: u64, stated: Stated) -> Option<Unit> {
         let What { kind, age_us, .. } = What::unpack(stated.what)?;
         let Stated { mut began_ns, ended_ns, .. } = stated;
+        let mut is_graph = false;
         if kind == Kind::Stream {
+            is_graph = even_ns(began_ns) != began_ns;
             began_ns = even_ns(began_ns);
         }
         if ended_ns < began_ns || ended_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
@@ -477,7 +480,7 @@ impl Marks {
         let most_ns = now_ns.saturating_sub(self.registered_ns);
         let ns = ended_ns.saturating_sub(came_ns).min(most_ns);
         let queued_ns = age_us.map(|_| began_ns.saturating_sub(came_ns).min(ns));
-        let open = Open { began_ns, came_ns, is_graph: false, queue_known: age_us.is_some() };
+        let open = Open { began_ns, came_ns, is_graph, queue_known: age_us.is_some() };
         Some(Unit { kind, open, ns, queued_ns })
     }
 
@@ -517,11 +520,15 @@ impl Marks {
         Some(OpenUnit { since_ns: came_ns, is_token: is_graph && !self.has_tokens })
     }
 
-    /// Tokens with an objective that ended in the last pass, and what they took in all, ns.
-    pub fn ended_tokens(&self) -> (u64, u64) {
-        self.tokens_ended.iter().fold((0, 0), |(count, all_ns), &(ns, tokens)| {
-            (count + u64::from(tokens), all_ns.saturating_add(ns.saturating_mul(tokens.into())))
-        })
+    /// Units that ended in the last pass: tokens, if those are units, else requests.
+    pub fn ended_units(&self) -> impl Iterator<Item = EndedUnits> + '_ {
+        let are_tokens = self.tokens_are_units();
+        let ended = |took_ns, units, is_token| EndedUnits { units, took_ns, is_token };
+        let tokens = self.tokens_ended.iter().filter(move |_| are_tokens);
+        let requests = self.ended.iter().filter(move |_| !are_tokens);
+        tokens.map(move |&(ns, tokens)| ended(ns, tokens, true)).chain(
+            requests.map(move |unit| ended(unit.ns, 1, unit.open.is_graph && !self.has_tokens)),
+        )
     }
 
     /// Counts the requests that ended in the last pass.

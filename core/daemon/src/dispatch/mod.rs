@@ -441,13 +441,14 @@ impl Dispatch {
         };
         if marks.tpot_ns() != tpot_ns {
             marks.set_tpot(now, tpot_ns);
-            self.engine.set_token_objective(id, tpot_ns);
+            self.engine.set_token_objective(now, id, tpot_ns, &mut self.actions);
         }
-        if service.objective() == objective {
-            return true;
+        if service.objective() != objective {
+            service.set_objective(objective);
+            self.engine.set_objective(now, id, objective, &mut self.actions);
         }
-        service.set_objective(objective);
-        self.engine.set_objective(id, objective)
+        self.apply(now);
+        true
     }
 
     fn join(&mut self, now: u64, new: NewClient) {

@@ -9,6 +9,7 @@ use super::marks::Marks;
 use hdrhistogram::Histogram;
 use tally_ab::accident::Before;
 use tally_ab::sample::Requests;
+use tally_contract::limits::PASS_MARKS_CLIENT_MAX;
 use tally_contract::objective::Objective;
 use tally_engine::policy::ClientId;
 use tally_engine::{Action, EndedUnits, OpenUnit};
@@ -25,31 +26,27 @@ struct Stretch {
     within: u64,
     /// Longest time that keeps the objective, ns; `u64::MAX` without one.
     slo_ns: u64,
-    /// Units of this look, and the sum of what they took.
-    look: (u64, u64),
 }
 
 /// What one look at a service's units found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct Looked<'a> {
     /// From now on units are others: marked requests, or marked tokens.
     pub begins_anew: bool,
-    pub ended: Option<EndedUnits>,
+    /// `Some` if the oldest unit under way is over, or others are; empty if it is not known how long it took.
+    pub ended: Option<&'a [EndedUnits]>,
     /// The oldest unit under way, if it was not the oldest before, or one ended.
     pub began: Option<OpenUnit>,
 }
 
-impl Looked {
+impl Looked<'_> {
     /// Tell the engine, before it hears of the client's activity, which makes it offer what was held.
     pub fn tell(self, now_ns: u64, client: ClientId, engine: &mut Engine, out: &mut Vec<Action>) {
         if self.begins_anew {
             engine.forget_units(client);
         }
         match (self.ended, self.began) {
-            (Some(ended), None) => engine.units_ended(now_ns, client, ended, out),
-            (Some(ended), Some(open)) => {
-                engine.units_followed(now_ns, client, ended, open, out);
-            }
+            (Some(ended), open) => engine.units_ended(now_ns, client, ended, open, out),
             (None, Some(open)) => engine.unit_began(now_ns, client, open, out),
             (None, None) => {}
         }
@@ -62,7 +59,7 @@ impl Stretch {
         let times = Histogram::new_with_bounds(low, high, SIGNIFICANT_DIGITS);
         // The bounds are constants that the library accepts.
         let times = times.expect("constant bounds are valid");
-        Stretch { times, within: 0, slo_ns: u64::MAX, look: (0, 0) }
+        Stretch { times, within: 0, slo_ns: u64::MAX }
     }
 
     fn clear(&mut self) {
@@ -75,8 +72,6 @@ impl Requests for Stretch {
     fn request(&mut self, ns: u64) {
         self.times.saturating_record(ns.max(1));
         self.within += u64::from(ns <= self.slo_ns);
-        let (requests, all_ns) = self.look;
-        self.look = (requests + 1, all_ns.saturating_add(ns));
     }
 }
 
@@ -101,6 +96,8 @@ pub struct Service {
     open: Option<OpenUnit>,
     /// Policies' units are the marked tokens.
     units_are_tokens: bool,
+    /// Units that ended in the last look.
+    ended: Vec<EndedUnits>,
     objective: Option<Objective>,
     now: Stretch,
     before: Stretch,
@@ -117,6 +114,7 @@ impl Service {
         let mut service = Service {
             open: None,
             units_are_tokens: false,
+            ended: Vec::with_capacity(PASS_MARKS_CLIENT_MAX),
             objective,
             now,
             before,
@@ -161,7 +159,7 @@ impl Service {
 
     /// Counts requests that ended in this pass. At the first marked one what was counted before is forgotten: it was of
     /// the same requests, or before them.
-    pub fn look(&mut self, now_ns: u64, marks: &Marks) -> Looked {
+    pub fn look(&mut self, now_ns: u64, marks: &Marks) -> Looked<'_> {
         self.turn(now_ns);
         if marks.is_first() {
             self.now.clear();
@@ -172,22 +170,18 @@ impl Service {
         marks.count(&mut self.now);
         let are_tokens = marks.tokens_are_units();
         let were_tokens = std::mem::replace(&mut self.units_are_tokens, are_tokens);
-        if are_tokens {
-            self.now.look = marks.ended_tokens();
-        }
+        self.ended.clear();
+        self.ended.extend(marks.ended_units());
         let begins_anew = are_tokens != were_tokens || (marks.is_first() && !are_tokens);
         Looked { begins_anew, ..self.looked(marks.oldest_open()) }
     }
 
     /// What is new, now that the oldest unit under way began then.
-    fn looked(&mut self, open: Option<OpenUnit>) -> Looked {
+    fn looked(&mut self, open: Option<OpenUnit>) -> Looked<'_> {
         let before = std::mem::replace(&mut self.open, open);
-        let (count, sum_ns) = std::mem::take(&mut self.now.look);
         let is_another = open != before;
-        let ended = (count > 0 || (is_another && before.is_some())).then(|| EndedUnits {
-            units: u32::try_from(count).unwrap_or(u32::MAX),
-            took_ns: sum_ns.checked_div(count).unwrap_or(0),
-        });
+        let is_over = !self.ended.is_empty() || (is_another && before.is_some());
+        let ended = is_over.then_some(&*self.ended);
         // Of several under way one may have ended that was not the oldest.
         let began = open.filter(|_| is_another || ended.is_some());
         Looked { begins_anew: false, ended, began }
@@ -272,7 +266,7 @@ mod tests {
             let _ = self.region.marks.publish(0, Stated { began_ns, ended_ns, what });
         }
 
-        fn look(&mut self, now_ns: u64, service: &mut Service) -> Looked {
+        fn look<'a>(&mut self, now_ns: u64, service: &'a mut Service) -> Looked<'a> {
             self.marks.read(now_ns, &self.region.marks, &self.read, usize::MAX);
             service.look(now_ns, &self.marks)
         }
@@ -288,7 +282,8 @@ mod tests {
         for took in [1, 2, 3, 4] {
             client.request(now + MS, now + MS + took * MS);
             now += 10 * MS;
-            let ended = Some(EndedUnits { units: 1, took_ns: took * MS });
+            let ended = [EndedUnits { units: 1, took_ns: took * MS, is_token: false }];
+            let ended = Some(&ended[..]);
             assert_eq!(client.look(now, &mut service), Looked { ended, ..Looked::default() });
         }
         assert_eq!(client.look(now, &mut service), Looked::default());

@@ -123,7 +123,7 @@ pub struct ClientNumbers {
     /// What the client's shim reports of its mechanisms.
     pub report: ReportWords,
     pub oddities: Oddities,
-    /// High priority: how often it was busy for too long without a launch.
+    /// High priority: how often it was busy for too long while no launch of it began or ended.
     pub standstills: u64,
     /// Its requests; of high-priority clients.
     pub service: Option<ServiceNumbers>,

@@ -3,31 +3,27 @@
 //! Best-effort work is held, and yields, while high-priority work is on the GPU. That work may itself wait for
 //! best-effort work: for an answer of another program or, under MPS, for something that the driver and the GPU
 //! do not keep apart. Or its program may be stopped in the middle of a request. Then nothing would ever go on.
-//! So a high-priority client that is busy but has not launched for long counts as idle until its next launch.
+//! So a high-priority client that is busy, or has launches in flight, but of which for long no launch was made, granted
+//! or seen done, counts as idle until one is.
+
+/// Launches, periods of activity, and launches granted or seen done: it gets on if one of these rises.
+pub type Steps = [u64; 3];
 
 /// Since when one client has made no progress, and how often it was given up.
 #[derive(Debug, Default)]
 pub struct Standstill {
-    /// Launches and periods of activity when it was last seen to get on.
-    seen: (u64, u64),
+    /// When it was last seen to get on.
+    seen: Steps,
     since_ns: Option<u64>,
     stands: bool,
     count: u64,
 }
 
 impl Standstill {
-    /// Whether a client that is `busy` by its own account counts as busy, having launched and begun to be busy so
-    /// often. `limit_ns`: the longest without a launch; 0: any.
-    pub fn counts_as_busy(
-        &mut self,
-        now_ns: u64,
-        busy: bool,
-        launches: u64,
-        periods: u64,
-        limit_ns: u64,
-    ) -> bool {
-        if !busy || self.seen != (launches, periods) || self.since_ns.is_none() {
-            self.seen = (launches, periods);
+    /// Whether a client that is `busy` by its own account counts as busy. `limit_ns`: the longest without a step; 0: any.
+    pub fn counts_as_busy(&mut self, now_ns: u64, busy: bool, steps: Steps, limit_ns: u64) -> bool {
+        if !busy || self.seen != steps || self.since_ns.is_none() {
+            self.seen = steps;
             self.since_ns = busy.then_some(now_ns);
             self.stands = false;
             return busy;
@@ -56,7 +52,7 @@ mod tests {
     fn who_launches_nothing_for_long_counts_as_idle_until_it_does() {
         let mut client = Standstill::default();
         let mut at = |now, busy, launches, periods| {
-            let counts = client.counts_as_busy(now, busy, launches, periods, LIMIT_NS);
+            let counts = client.counts_as_busy(now, busy, [launches, periods, 0], LIMIT_NS);
             (counts, client.count())
         };
         assert_eq!(at(0, false, 0, 0), (false, 0));
@@ -79,7 +75,7 @@ mod tests {
     fn without_a_limit_it_is_waited_for_for_ever() {
         let mut client = Standstill::default();
         for now in [0, 1, u64::MAX] {
-            assert!(client.counts_as_busy(now, true, 1, 1, 0));
+            assert!(client.counts_as_busy(now, true, [1; 3], 0));
         }
         assert_eq!(client.count(), 0);
     }

@@ -29,6 +29,10 @@ const WHOLE_FIRST: u64 = 3;
 /// How long a launch that can yield is expected to take for it, until measured.
 const TURNAROUND_NS: u64 = 50_000;
 
+/// After so many times `policy_stall_ns` in which nothing of a client has ended that is to yield, its launches that
+/// cannot yield are taken to wait for those that do.
+const YIELD_STALLS: u64 = 10;
+
 /// Launches granted in a row of one client, and of all; for the rest the engine asks for another tick at once. The
 /// window alone does not bound them: predicted times come from times that the client's own shim reports, and launches
 /// that are said to take no time never fill it. A client could have its whole ring granted in one call while others
@@ -36,54 +40,58 @@ const TURNAROUND_NS: u64 = 50_000;
 pub(super) const OFFERS_MAX: usize = 64;
 pub(super) const OFFERS_MAX_ALL: usize = 512;
 
-/// Whether one more launch of a client may be offered in this pass, of which `left` are left.
-fn may_offer(c: &mut Client, pass: u64, left: &mut usize) -> bool {
-    if pass == 0 {
-        return true;
-    }
+/// Whether one more launch of a client may be offered in this pass.
+fn has_offers(c: &mut Client, pass: u64) -> bool {
     if c.offers.0 != pass {
         c.offers = (pass, 0);
     }
-    if *left == 0 || c.offers.1 == OFFERS_MAX {
-        return false;
-    }
-    c.offers.1 += 1;
-    *left -= 1;
-    true
+    c.offers.1 < OFFERS_MAX
 }
 
 impl<P: Policy> Engine<P> {
     /// Only this client's launches or room changed: offer what it has waiting,
     /// and the others' only if that changed something for them.
     pub(super) fn settle_one(&mut self, now_ns: u64, id: ClientId, out: &mut Vec<Action>) {
-        if !self.offer_all {
-            self.offer_some(now_ns, id, false, OFFERS_MAX, out);
+        // What is left from a pass cut short goes first.
+        let is_left = self.offers_left && self.settled_in != self.pass;
+        if !self.offer_all && !is_left {
+            self.offer_some(now_ns, id, OFFERS_MAX, out);
         }
-        if self.offer_all {
+        if self.offer_all || is_left {
             self.settle(now_ns, out);
         } else {
             self.note_stall(now_ns, out);
         }
     }
 
-    /// Offer every head launch that may run now, least served client first.
+    /// Offer every head launch that may run now, least served client first. Whom a round cut short did not reach goes
+    /// before others of its class in the next: else a slow policy would be asked about the first ones in every pass.
     pub(super) fn settle(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         let mut left = OFFERS_MAX_ALL;
+        self.settled_in = self.pass;
         for _ in 0..ROUNDS_MAX {
-            let all = std::mem::take(&mut self.offer_all) | std::mem::take(&mut self.offers_left);
+            let all = std::mem::take(&mut self.offer_all);
+            self.offers_left = false;
+            self.round += 1;
             let mut order = std::mem::take(&mut self.order);
             order.clear();
             order.extend(
                 self.clients.iter().filter(|(_, c)| !c.waiting.is_empty()).map(|(&i, _)| i),
             );
+            if all {
+                self.owe_offers(&order, |_| true);
+            }
             order.sort_by_key(|i| {
                 let c = &self.clients[i];
-                (c.info.class != Class::High, c.served_ns, c.waiting[0].submitted_ns)
+                let is_high = c.info.class == Class::High;
+                let owed_since = c.owed_since.unwrap_or(u64::MAX);
+                (!is_high, owed_since, c.served_ns, c.waiting[0].submitted_ns)
             });
-            for &id in &order {
-                left -= self.offer_some(now_ns, id, all, left.min(OFFERS_MAX), out);
+            for (at, &id) in order.iter().enumerate() {
+                left -= self.offer_some(now_ns, id, left.min(OFFERS_MAX), out);
                 if left == 0 {
                     self.offers_left = true;
+                    self.owe_offers(&order[at + 1..], |c| c.hold_until_ns <= now_ns);
                     break;
                 }
             }
@@ -95,17 +103,26 @@ impl<P: Policy> Engine<P> {
         self.note_stall(now_ns, out);
     }
 
+    fn owe_offers(&mut self, clients: &[ClientId], are_owed: impl Fn(&Client) -> bool) {
+        for &id in clients {
+            if let Some(c) = self.clients.get_mut(id)
+                && are_owed(c)
+            {
+                c.owed_since.get_or_insert(self.round);
+            }
+        }
+    }
+
     /// Offer one client's launches until one is held, or so many are granted: then the others' turn comes first.
     /// Returns how many were.
     fn offer_some(
         &mut self,
         now_ns: u64,
         id: ClientId,
-        again: bool,
         most: usize,
         out: &mut Vec<Action>,
     ) -> usize {
-        let granted = (0..most).take_while(|_| self.offer(now_ns, id, again, out)).count();
+        let granted = (0..most).take_while(|_| self.offer(now_ns, id, out)).count();
         let is_any_left = self.clients.get(&id).is_some_and(|c| !c.waiting.is_empty());
         self.offers_left |= granted == most && is_any_left;
         granted
@@ -113,32 +130,18 @@ impl<P: Policy> Engine<P> {
 
     /// Offer the head of one client's queue to the policy, or to the built-in rule if that is to
     /// answer. True if it was granted, so that the next one may be offered.
-    pub(super) fn offer(
-        &mut self,
-        now_ns: u64,
-        id: ClientId,
-        again: bool,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn offer(&mut self, now_ns: u64, id: ClientId, out: &mut Vec<Action>) -> bool {
         let (waiting_clients, high_clients) = (self.waiting_clients, self.high_clients);
         let Some(c) = self.clients.get_mut(id) else { return false };
         let Some(&head) = c.waiting.front() else { return false };
         let s = head.submission;
         let is_granted = s.ticket < c.granted_until;
-        if !is_granted && !again && c.hold_until_ns > now_ns {
-            return false;
-        }
-        let is_over_time = self.pass > 0 && self.policy.is_over_time();
-        if is_over_time || !may_offer(c, self.pass, &mut self.pass_offers) {
-            self.offers_left = true;
+        if !is_granted && c.owed_since.is_none() && c.hold_until_ns > now_ns {
             return false;
         }
         let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
-        if is_granted {
-            self.answer(now_ns, id, Decision::Run(0), 0, predicted_ns, out);
-            return true;
-        }
-        if !c.has_room(predicted_ns) {
+        let has_room = is_granted || c.has_room(predicted_ns);
+        if !has_room {
             if !c.window_noted {
                 c.window_noted = true;
                 c.stats.window_full += 1;
@@ -147,10 +150,29 @@ impl<P: Policy> Engine<P> {
             if !c.is_stalled(now_ns, self.config.window_stall_ns) {
                 c.window_until_ns = c.moved_ns.saturating_add(self.config.window_stall_ns);
                 c.left_to_rule = 0;
+                c.owed_since = None;
                 return false;
             }
-            c.window_stalled = true;
         }
+        if self.pass > 0 {
+            if self.policy.is_over_time() || self.pass_offers == 0 {
+                c.owed_since.get_or_insert(self.round);
+                self.offers_left = true;
+                return false;
+            }
+            if !has_offers(c, self.pass) {
+                self.offers_left = true;
+                return false;
+            }
+            c.offers.1 += 1;
+            self.pass_offers -= 1;
+        }
+        if is_granted {
+            self.answer(now_ns, id, Decision::Run(0), 0, predicted_ns, out);
+            return true;
+        }
+        c.owed_since = None;
+        c.window_stalled = !has_room;
         c.window_until_ns = 0;
         let high_idle_ns = match (self.high_active, self.high_idle_since_ns) {
             (true, _) => 0,
@@ -243,6 +265,9 @@ impl<P: Policy> Engine<P> {
         let Some(c) = self.clients.get_mut(id) else { return };
         let Some(w) = c.waiting.pop_front() else { return };
         self.waiting_clients -= u32::from(c.waiting.is_empty());
+        if c.waiting.is_empty() {
+            c.owed_since = None;
+        }
         if c.info.class == Class::BestEffort {
             self.best_effort.waits.end(now_ns, 1);
         }
@@ -320,13 +345,20 @@ impl<P: Policy> Engine<P> {
 impl<P: Policy> Engine<P> {
     /// Take note of whether the GPU idles on the policy's word. After every input.
     pub(super) fn note_stall(&mut self, now_ns: u64, out: &mut Vec<Action>) {
-        let stopped = if self.disabled { 0 } else { self.stopped_clients() };
+        let stall_ns = self.config.policy_stall_ns;
+        let stopped = if self.disabled { 0 } else { self.stopped_clients(now_ns) };
+        self.look_at_yields_ns = None;
         if stopped == 0 {
             self.idle_since_ns = None;
+            if self.has_yielded && !self.high_active && !self.disabled {
+                let since_ns = self.clients.values().filter_map(Client::yields_beside_since_ns);
+                let due_ns = |ns: u64| ns.saturating_add(stall_ns.saturating_mul(YIELD_STALLS));
+                let next_ns = since_ns.map(due_ns).min();
+                self.look_at_yields_ns = next_ns.map(|ns| ns.max(now_ns.saturating_add(stall_ns)));
+            }
             return;
         }
         let since_ns = *self.idle_since_ns.get_or_insert(now_ns);
-        let stall_ns = self.config.policy_stall_ns;
         if now_ns.saturating_sub(since_ns) < stall_ns {
             return;
         }
@@ -347,24 +379,28 @@ impl<P: Policy> Engine<P> {
             }
             if !c.waiting.is_empty() {
                 c.left_to_rule = c.waiting.len();
+                c.owed_since.get_or_insert(self.round);
                 waiting.push(id);
             }
         }
         self.settle_yield(now_ns, out);
         for id in waiting {
-            while self.offer(now_ns, id, true, out) {}
+            while self.offer(now_ns, id, out) {}
         }
     }
 
     /// How many clients have launches, if the policy keeps all of these from going on: they wait for a decision, or
     /// have yielded.
-    fn stopped_clients(&self) -> u32 {
+    fn stopped_clients(&self, now_ns: u64) -> u32 {
         if self.high_active || self.waiting_clients == 0 && !self.has_yielded {
             return 0;
         }
         let mut stopped = 0;
+        let most_ns = self.config.policy_stall_ns.saturating_mul(YIELD_STALLS);
         for c in self.clients.values().filter(|c| c.in_flight > 0) {
-            if !c.has_yielded() {
+            let since_ns = c.yields_beside_since_ns();
+            let in_vain = since_ns.is_some_and(|ns| now_ns.saturating_sub(ns) >= most_ns);
+            if !c.has_yielded() && !in_vain {
                 return 0;
             }
             stopped += u32::from(c.waiting.is_empty());
@@ -372,9 +408,10 @@ impl<P: Policy> Engine<P> {
         self.waiting_clients + stopped
     }
 
-    /// When a hold becomes a stall, ns; `None` while the GPU is busy.
+    /// When a hold becomes a stall, or may have, ns; `None` while the GPU is busy.
     pub(super) fn next_stall_ns(&self) -> Option<u64> {
-        Some(self.idle_since_ns?.saturating_add(self.config.policy_stall_ns))
+        let stall_ns = self.config.policy_stall_ns;
+        self.idle_since_ns.map(|ns| ns.saturating_add(stall_ns)).or(self.look_at_yields_ns)
     }
 }
 

@@ -61,6 +61,14 @@ impl<P: Policy> Engine<P> {
         })
     }
 
+    /// How many launches a client has in flight, and how often one was granted or seen done.
+    pub fn moves(&self, client: ClientId) -> (u64, u64) {
+        self.clients.get(&client).map_or((0, 0), |c| {
+            let granted = c.stats.submitted - c.waiting.len() as u64;
+            (c.in_flight, granted.wrapping_add(c.stats.completed))
+        })
+    }
+
     fn waits_for(&self, c: &Client) -> Option<WaitsFor> {
         let until_ns = c.hold_until_ns;
         match c.waiting.is_empty() {

@@ -5,13 +5,14 @@ use crate::policy::{
     ClientId, Event, NEVER, Objective, Policy, ServiceView, Subscriptions, TokensView, UnitProfile,
 };
 
-/// Units that ended since the caller last looked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Units that ended and took as long each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedUnits {
-    /// 0: the open one is over, and nobody knows how long it took.
     pub units: u32,
-    /// What each took, on average if there are several, ns.
+    /// What each took, ns.
     pub took_ns: u64,
+    /// See [`OpenUnit::is_token`].
+    pub is_token: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,19 +30,34 @@ impl From<u64> for OpenUnit {
 }
 
 impl<P: Policy> Engine<P> {
-    /// A client's objective from now on. Its latest units begin anew. False for a client that has no units.
-    pub fn set_objective(&mut self, client: ClientId, objective: Option<Objective>) -> bool {
+    /// A client's objective from now on. Its latest units begin anew, and a unit that is open has another deadline.
+    /// False for a client that has no units.
+    pub fn set_objective(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        objective: Option<Objective>,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
         view.objective = objective;
         c.units.clear();
         c.units.show(view);
+        self.tell_open_unit(now_ns, client, out);
+        self.offer_after_unit(now_ns, out);
         true
     }
 
-    /// A client's longest time of a token from now on, ns, or none. Its latest tokens and units begin anew. False for a
-    /// client that has no units.
-    pub fn set_token_objective(&mut self, client: ClientId, tpot_ns: Option<u64>) -> bool {
+    /// A client's longest time of a token from now on, ns, or none. Its latest tokens and units begin anew, and a token
+    /// that is open has another deadline. False for a client that has no units.
+    pub fn set_token_objective(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        tpot_ns: Option<u64>,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
         c.tokens.clear();
@@ -51,6 +67,8 @@ impl<P: Policy> Engine<P> {
         });
         c.units.clear();
         c.units.show(view);
+        self.tell_open_unit(now_ns, client, out);
+        self.offer_after_unit(now_ns, out);
         true
     }
 
@@ -118,51 +136,37 @@ impl<P: Policy> Engine<P> {
         self.tell(now_ns, &Event::UnitBegan { client, since_ns, deadline_ns }, out);
     }
 
-    /// A high-priority client's open unit is over, and perhaps others before.
+    /// A high-priority client's open unit is over, and perhaps others before; it is not known how long it took if none
+    /// ended. `open`: the next one has begun. What is held is offered once the policy knows both.
     pub fn units_ended(
         &mut self,
         now_ns: u64,
         client: ClientId,
-        ended: EndedUnits,
+        ended: &[EndedUnits],
+        open: Option<OpenUnit>,
         out: &mut Vec<Action>,
     ) {
-        self.note_ended(now_ns, client, ended, out);
-        self.offer_after_unit(now_ns, out);
-    }
-
-    /// The same, and the next unit has begun: what is held is offered once the policy knows both.
-    pub fn units_followed(
-        &mut self,
-        now_ns: u64,
-        client: ClientId,
-        ended: EndedUnits,
-        open: impl Into<OpenUnit>,
-        out: &mut Vec<Action>,
-    ) {
-        self.note_ended(now_ns, client, ended, out);
-        self.unit_began(now_ns, client, open, out);
-        self.offer_after_unit(now_ns, out);
-    }
-
-    fn note_ended(
-        &mut self,
-        now_ns: u64,
-        client: ClientId,
-        ended: EndedUnits,
-        out: &mut Vec<Action>,
-    ) {
-        let EndedUnits { units, took_ns } = ended;
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return };
-        let is_kept = view.longest_ns().is_some_and(|longest_ns| took_ns <= longest_ns);
         (view.open_since_ns, view.open_is_token) = (NEVER, false);
-        view.units = view.units.saturating_add(units.into());
-        if is_kept {
-            view.units_within = view.units_within.saturating_add(units.into());
+        let (mut units_all, mut sum_ns) = (0_u32, 0_u64);
+        for &EndedUnits { units, took_ns, is_token } in ended {
+            let is_kept = view.longest_ns(is_token).is_some_and(|longest_ns| took_ns <= longest_ns);
+            view.units = view.units.saturating_add(units.into());
+            if is_kept {
+                view.units_within = view.units_within.saturating_add(units.into());
+            }
+            c.units.add(units, took_ns, is_kept);
+            units_all = units_all.saturating_add(units);
+            sum_ns = sum_ns.saturating_add(took_ns.saturating_mul(units.into()));
         }
-        c.units.add(units, took_ns, is_kept);
         c.units.show(view);
-        self.tell(now_ns, &Event::UnitsEnded { client, units, took_ns }, out);
+        let took_ns = sum_ns.checked_div(units_all.into()).unwrap_or(0);
+        self.tell(now_ns, &Event::UnitsEnded { client, units: units_all, took_ns }, out);
+        if let Some(open) = open {
+            self.unit_began(now_ns, client, open, out);
+        }
+        self.offer_after_unit(now_ns, out);
     }
 
     /// What the policy held for a unit may start.
@@ -175,20 +179,29 @@ impl<P: Policy> Engine<P> {
 
     /// A client leaves: nobody knows how long its open unit took.
     pub(super) fn end_open_unit(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
-        let service = self.context.world.clients.get(&client).and_then(|c| c.service);
-        if service.is_some_and(|service| service.open_since_ns != NEVER) {
-            self.units_ended(now_ns, client, EndedUnits::default(), out);
+        if self.open_unit(client).is_some() {
+            self.units_ended(now_ns, client, &[], None, out);
+        }
+    }
+
+    fn open_unit(&self, client: ClientId) -> Option<OpenUnit> {
+        let view = self.context.world.clients.get(&client)?.service?;
+        let unit = OpenUnit { since_ns: view.open_since_ns, is_token: view.open_is_token };
+        (unit.since_ns != NEVER).then_some(unit)
+    }
+
+    /// A client's deadline is another one.
+    fn tell_open_unit(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
+        if let Some(unit) = self.open_unit(client) {
+            self.unit_began(now_ns, client, unit, out);
         }
     }
 
     /// Tell a policy that takes over of the units that are open.
     pub(super) fn tell_open_units(&mut self, now_ns: u64, out: &mut Vec<Action>) {
-        let services = self.context.world.clients.values();
-        let open = services.filter_map(|c| Some((c.info.id, c.service?)));
-        let open: Vec<_> = open.filter(|(_, view)| view.open_since_ns != NEVER).collect();
-        for (client, view) in open {
-            let unit = OpenUnit { since_ns: view.open_since_ns, is_token: view.open_is_token };
-            self.unit_began(now_ns, client, unit, out);
+        let clients: Vec<_> = self.context.world.clients.keys().copied().collect();
+        for client in clients {
+            self.tell_open_unit(now_ns, client, out);
         }
     }
 }

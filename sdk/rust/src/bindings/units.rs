@@ -57,7 +57,8 @@ pub mod exports {
                     /// objective. A marked token has the objective for tokens, too, and so has a unit that begins with the launch of a
                     /// CUDA graph, unless its program marks requests or tokens: the shorter of both. Of several units that are open only
                     /// the oldest is told. When another one ends, so does `ended`, and `began` tells the oldest again, with the same
-                    /// `since-ns`. Also sent, after `joined`, when a policy is loaded meanwhile.
+                    /// `since-ns`. Also sent, after `joined`, when a policy is loaded meanwhile, and with another `deadline-ns` when the
+                    /// client's objective changes meanwhile.
                     #[allow(async_fn_in_trait)]
                     fn began(
                         now_ns: u64,

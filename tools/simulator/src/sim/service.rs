@@ -180,7 +180,7 @@ impl Sim<'_> {
         let Some(took_ns) = serving.end(now_ns) else { return };
         let Some(engine) = &mut self.engine else { return };
         let client = lane as u32;
-        let ended = EndedUnits { units: 1, took_ns };
+        let ended = EndedUnits { units: 1, took_ns, is_token: serving.graph };
         if serving.graph {
             engine.tokens_ended(client, ended.units, ended.took_ns);
         }
@@ -188,7 +188,7 @@ impl Sim<'_> {
             serving.profile.units += 1;
             engine.unit_profiled(client, serving.profile);
         }
-        engine.units_ended(now_ns, client, ended, &mut self.actions);
+        engine.units_ended(now_ns, client, &[ended], None, &mut self.actions);
         engine.high_activity(now_ns, client, false, now_ns, &mut self.actions);
     }
 }

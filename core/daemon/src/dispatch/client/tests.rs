@@ -194,6 +194,43 @@ fn flags_are_translated_and_what_the_core_knows_better_is_not_taken() {
     assert_eq!(offered_by(submission_flags::LEASED), 0);
 }
 
+/// As one of high priority that a policy gates.
+#[test]
+fn a_client_that_stops_with_a_launch_in_flight_is_waited_for_no_longer() {
+    let mut hostile = Hostile::new(true);
+    hostile.publish(0);
+    assert_eq!(hostile.take(SHARE), Taken::Launches(1));
+    let Hostile { theirs, client, engine, out } = &mut hostile;
+    let mut is_active = |now_ns| {
+        client.poll_activity(now_ns, SHARE, 5_000, engine, out);
+        engine.high_active()
+    };
+    assert!(is_active(2_000) && is_active(6_999));
+    assert!(!is_active(7_000) && !is_active(8_000));
+    // It goes on.
+    theirs.counters.by_entry_point.all()[0].store(1, SeqCst);
+    assert!(is_active(9_000) && is_active(13_999));
+    assert!(!is_active(14_000));
+    assert_eq!(client.standstills(), 2);
+}
+
+/// It launched all of them long ago.
+#[test]
+fn a_client_whose_launches_end_gets_on() {
+    let mut hostile = Hostile::new(true);
+    (0..4).for_each(|ticket| hostile.publish(ticket));
+    assert_eq!(hostile.take(SHARE), Taken::Launches(4));
+    let Hostile { theirs, client, engine, out } = &mut hostile;
+    for done in 0..4 {
+        let now_ns = 2_000 + 4_000 * u64::from(done);
+        client.poll_activity(now_ns, SHARE, 5_000, engine, out);
+        assert!(engine.high_active());
+        theirs.completions[0].done.store(done + 1, SeqCst);
+        client.poll_completions(now_ns + 1_000, SHARE, engine, out);
+    }
+    assert_eq!((engine.high_active(), client.standstills()), (false, 0));
+}
+
 /// Has a client do one thing again and again, between passes. How often until it was cut off, and why.
 fn cut_off_by(act: fn(&Hostile, u64), times: u64) -> Option<(u64, &'static str)> {
     let mut hostile = Hostile::new(true);

@@ -4,6 +4,14 @@ use super::*;
 use crate::dispatch::service::{Looked, Service};
 use tally_engine::EndedUnits;
 
+/// What a look found, to be kept.
+#[derive(Debug, Default, PartialEq)]
+struct Found {
+    begins_anew: bool,
+    ended: Option<Vec<EndedUnits>>,
+    began: Option<OpenUnit>,
+}
+
 fn begin(client: &Client, identity: usize, kind: Kind, began_ns: u64) {
     client.region.marks.begin(identity, began_ns, What::marked(kind, None).pack());
 }
@@ -21,31 +29,33 @@ fn marked_tokens_with_an_objective_are_the_units_of_policies() {
     client.marks.set_tpot(START, Some(3 * MS));
     let mut look = |client: &mut Client, now_ns| {
         client.read(now_ns);
-        service.look(now_ns, &client.marks)
+        let Looked { begins_anew, ended, began } = service.look(now_ns, &client.marks);
+        Found { begins_anew, ended: ended.map(<[_]>::to_vec), began }
     };
     let unit = |since_ns, is_token| Some(OpenUnit { since_ns, is_token });
-    let ended = |units, took_ns| Some(EndedUnits { units, took_ns });
+    let request = |took_ns| Some(vec![EndedUnits { units: 1, took_ns, is_token: false }]);
+    let token = |took_ns| Some(vec![EndedUnits { units: 1, took_ns, is_token: true }]);
     begin(&client, 1, Kind::Request, START + MS);
     assert_eq!(look(&mut client, START + MS).began, unit(START + MS, false));
     begin(&client, 2, Kind::Token, START + 2 * MS);
-    assert_eq!(look(&mut client, START + 2 * MS), Looked::default(), "it may be the only one");
+    assert_eq!(look(&mut client, START + 2 * MS), Found::default(), "it may be the only one");
     end(&client, 2, Kind::Token, START + 2 * MS, START + 4 * MS);
     let looked = look(&mut client, START + 4 * MS);
-    assert_eq!((looked.begins_anew, looked.ended), (true, ended(1, 2 * MS)));
+    assert_eq!((looked.begins_anew, looked.ended), (true, token(2 * MS)));
     assert_eq!(looked.began, unit(START + MS, false), "the request is still open");
     begin(&client, 2, Kind::Token, START + 5 * MS);
     let looked = look(&mut client, START + 5 * MS);
-    assert_eq!((looked.ended, looked.began), (ended(0, 0), unit(START + 5 * MS, true)));
+    assert_eq!((looked.ended, looked.began), (Some(vec![]), unit(START + 5 * MS, true)));
     // The next one in the same pass, and then one that ends with the request.
     end(&client, 2, Kind::Token, START + 5 * MS, START + 6 * MS);
     begin(&client, 2, Kind::Token, START + 6 * MS);
     let looked = look(&mut client, START + 6 * MS);
-    assert_eq!((looked.ended, looked.began), (ended(1, MS), unit(START + 6 * MS, true)));
+    assert_eq!((looked.ended, looked.began), (token(MS), unit(START + 6 * MS, true)));
     end(&client, 2, Kind::Token, START + 6 * MS, START + 9 * MS);
     end(&client, 1, Kind::Request, START + MS, START + 9 * MS);
     assert_eq!(
         look(&mut client, START + 9 * MS),
-        Looked { ended: ended(1, 3 * MS), ..Looked::default() }
+        Found { ended: token(3 * MS), ..Found::default() }
     );
     // Requests without tokens are none, until the program is taken to make no more.
     let mut at_ns = START + 9 * MS + MS / 2;
@@ -58,10 +68,7 @@ fn marked_tokens_with_an_objective_are_the_units_of_policies() {
         assert_eq!(looked.begins_anew, is_last, "{n}");
         assert_eq!(
             looked.ended,
-            ended(
-                u32::from(n >= TOKEN_REQUESTS - 1),
-                if n >= TOKEN_REQUESTS - 1 { 1_000 } else { 0 }
-            )
+            if n >= TOKEN_REQUESTS - 1 { request(1_000) } else { Some(vec![]) }
         );
         at_ns += 2_000;
     }
@@ -71,15 +78,33 @@ fn marked_tokens_with_an_objective_are_the_units_of_policies() {
     begin(&client, 1, Kind::Request, START + 10 * MS);
     look(&mut client, START + 10 * MS);
     end(&client, 1, Kind::Request, START + 10 * MS, START + 11 * MS);
-    assert_eq!(look(&mut client, START + 11 * MS).ended, ended(0, 0), "a request is none");
+    assert_eq!(look(&mut client, START + 11 * MS).ended, Some(vec![]), "a request is none");
     client.marks.set_tpot(START + 11 * MS, None);
     begin(&client, 1, Kind::Request, START + 12 * MS);
     begin(&client, 2, Kind::Token, START + 12 * MS);
     assert_eq!(look(&mut client, START + 12 * MS).began, unit(START + 12 * MS, false));
     end(&client, 2, Kind::Token, START + 12 * MS, START + 13 * MS);
     end(&client, 1, Kind::Request, START + 12 * MS, START + 14 * MS);
-    assert_eq!(look(&mut client, START + 14 * MS).ended, ended(1, 2 * MS));
+    assert_eq!(look(&mut client, START + 14 * MS).ended, request(2 * MS));
     assert_eq!(service.numbers().requests, u64::from(TOKEN_REQUESTS) + 3);
     let tokens = client.numbers(START + 14 * MS).tokens;
     assert_eq!((tokens.count, tokens.within), (5, 4), "that without an objective keeps none");
+}
+
+/// Also if it began and ended between two looks.
+#[test]
+fn a_unit_that_began_with_a_graph_is_one_of_tokens() {
+    let mut client = Client::new();
+    let mut service = Service::new(None, START);
+    client.marks.set_tpot(START, Some(3 * MS));
+    for (n, is_token) in [true, false].into_iter().enumerate() {
+        let begin_ns = START + n as u64 * 10 * MS;
+        let began_ns = theirs::began_with_ns(begin_ns, is_token);
+        let what = What::stream(theirs::Graphs { count: 1, after_ns: 0 }).pack();
+        let stated = Stated { began_ns, ended_ns: begin_ns + MS, what };
+        assert!(client.region.marks.publish(0, stated).is_some());
+        client.read(begin_ns + MS);
+        let ended = [EndedUnits { units: 1, took_ns: MS, is_token }];
+        assert_eq!(service.look(begin_ns + MS, &client.marks).ended, Some(&ended[..]));
+    }
 }
