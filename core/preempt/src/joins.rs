@@ -10,9 +10,11 @@
 //! that): one that came between a join's two calls would be lost to it.
 
 use crate::cuda::{STREAM_LEGACY, SUCCESS, driver};
+use crate::lock::Lock;
 use crate::sm_limit;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
 
 /// The last launches of a slot's stream, which that does not wait for yet.
@@ -25,7 +27,12 @@ struct Open {
     /// It waits for the legacy stream, and that for it.
     is_blocking: AtomicBool,
     launches: AtomicU64,
+    /// Held by the thread that has the stream wait.
+    joining: Lock,
 }
+
+/// How long a thread waits for another one's join: the driver may keep that waiting, or a signal handler be within it.
+const JOIN_MAX: Duration = Duration::from_secs(1);
 
 static OPEN: [Open; STREAM_SLOTS] = [const {
     Open {
@@ -34,6 +41,7 @@ static OPEN: [Open; STREAM_SLOTS] = [const {
         context: AtomicUsize::new(0),
         is_blocking: AtomicBool::new(false),
         launches: AtomicU64::new(0),
+        joining: Lock::new(),
     }
 }; STREAM_SLOTS];
 /// Slots with such launches: bits.
@@ -106,6 +114,11 @@ fn of(slots: u64) {
 /// A slot's stream joins, if it has to. False: the driver refused that.
 pub(crate) fn one(slot: usize) -> bool {
     let open = &OPEN[slot & 63];
+    if open.limited.load(SeqCst) == 0 {
+        return true;
+    }
+    // One at a time: the second one's wait could come behind what the first one's thread launches next.
+    let _held = open.joining.lock_within(JOIN_MAX);
     let launches = open.launches.load(SeqCst);
     let limited = open.limited.load(SeqCst);
     if limited == 0 {
@@ -120,8 +133,8 @@ pub(crate) fn one(slot: usize) -> bool {
         false => driver().within(context, wait),
     };
     let is_joined = result == Some(SUCCESS);
-    // Not before: another thread that joins at the same time must not go on until the stream waits. And not if a signal
-    // handler came here within a launch, which this is not behind.
+    // Not before: another thread must not go on until the stream waits. And not if a signal handler came here within a
+    // launch, which this is not behind.
     if is_joined && open.launches.load(SeqCst) == launches {
         close(slot);
     }
@@ -141,5 +154,62 @@ pub(crate) fn forget(context: usize) {
 
 /// Only in a forked child.
 pub(crate) fn reset() {
+    OPEN.iter().for_each(|open| open.joining.reset());
     (0..STREAM_SLOTS).for_each(close);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{CuResult, Ptr, find_by};
+    use std::ffi::{CStr, c_uint, c_void};
+    use std::ptr::NonNull;
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    static WAITS: AtomicU32 = AtomicU32::new(0);
+    static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn record(_: Ptr, _: Ptr) -> CuResult {
+        SUCCESS
+    }
+
+    extern "C" fn wait(_: Ptr, _: Ptr, _: c_uint) -> CuResult {
+        WAITS.fetch_add(1, SeqCst);
+        while !GOES_ON.load(SeqCst) {
+            thread::yield_now();
+        }
+        SUCCESS
+    }
+
+    fn find(name: &CStr) -> Option<NonNull<c_void>> {
+        match name.to_bytes() {
+            b"cuEventRecord" => NonNull::new(record as *mut c_void),
+            b"cuStreamWaitEvent" => NonNull::new(wait as *mut c_void),
+            _ => None,
+        }
+    }
+
+    /// The second one's wait would come behind what the first one's thread launches then.
+    #[test]
+    fn of_two_threads_that_have_a_stream_join_one_does_and_the_other_waits_for_it() {
+        find_by(find);
+        sm_limit::add_event(1);
+        open(3, 77, (5, 0), false);
+        let has_joined = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(one(3)));
+            while WAITS.load(SeqCst) == 0 {
+                thread::yield_now();
+            }
+            scope.spawn(|| {
+                assert!(one(3));
+                has_joined.store(true, SeqCst);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!has_joined.load(SeqCst), "the stream does not wait yet");
+            GOES_ON.store(true, SeqCst);
+        });
+        assert_eq!((WAITS.load(SeqCst), are_open()), (1, false));
+    }
 }

@@ -416,6 +416,11 @@ fn next_event() -> Option<usize> {
     })
 }
 
+#[cfg(test)]
+pub(crate) fn add_event(event: usize) {
+    POOL.with(|pool| pool.events.push(event));
+}
+
 /// Have a stream wait for what is in another one now. In the context of the first, if that is a default stream.
 pub(crate) fn wait_behind(stream: usize, other: usize) -> CuResult {
     let d = driver();

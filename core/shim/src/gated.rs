@@ -19,7 +19,9 @@ use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
 use crate::state::{self, Epoch};
 use crate::turn::Held;
-use crate::{aliases, completion, demand, link, poller, quiesce, records, samples, tools, units};
+use crate::{
+    aliases, capture, completion, demand, link, poller, quiesce, records, samples, tools, units,
+};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -365,7 +367,9 @@ impl Gated<'_> {
             is_in_green: slot.green.load(Relaxed) != 0,
             has_attributes: slot.has_attributes.load(Relaxed),
         };
-        tally_preempt::offers(shape, &(call.target)(), &stream)
+        let offers = || tally_preempt::offers(shape, &(call.target)(), &stream);
+        // A capture of another thread could forbid this one to ask.
+        if capture::is_active() { driver().relaxed(offers) } else { offers() }
     }
 
     /// See that the launch is reported done when it is.

@@ -249,9 +249,8 @@ fn govern(call: &Call<'_>) -> CuResult {
         client.counters.stream_overflow.fetch_add(1, Relaxed);
     }
     if state::is_ungated() {
-        let result = quiesce::while_open(|| issue_ungated(client, slot, call, true));
-        slot_life::mark_if_wanted(slot);
-        result
+        let issue = || issue_ungated(client, slot, call, true);
+        quiesce::while_open(|| slot_life::mark_behind(slot, issue))
     } else {
         gated::launch(client, slot, call)
     }

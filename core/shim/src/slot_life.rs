@@ -4,12 +4,14 @@ use crate::slots::{
     FREE, GONE, Key, LIVE, MANY_CONTEXTS, OVERFLOW, SLOTS, TABLE, USED, bit, detach, find,
     green_of, has_attributes, in_use, inspect, release,
 };
-use crate::{activity, capture, completion, device, link, poller, quiesce, state, streams, units};
+use crate::{
+    activity, capture, completion, device, link, poller, quiesce, records, state, streams, units,
+};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
-use tally_preempt::cuda::{STREAM_LEGACY, STREAM_PER_THREAD, driver};
+use tally_preempt::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, driver};
 
 /// Gives a slot to a stream that has none. [`OVERFLOW`] if none is free.
 #[cold]
@@ -142,12 +144,18 @@ fn thread_ended(token: u64) {
     }
 }
 
-/// The calling thread has just launched into its own default stream: put an event there if one is wanted. Not at other
-/// moments: the event would wait for what came into the legacy stream since, and so would a wait for this stream.
+/// Launch into the calling thread's own default stream, and put an event behind that if one is wanted. Only if nothing
+/// came between ([`records`]): else behind the next launch. Within [`quiesce::while_open`](crate::quiesce::while_open).
 #[inline]
-pub fn mark_if_wanted(index: usize) {
+pub fn mark_behind(index: usize, launch: impl FnOnce() -> CuResult) -> CuResult {
     let slot = &SLOTS[index & 63];
+    let since = records::enqueued();
+    let result = launch();
     if slot.mark_wanted.load(Relaxed) && slot.mark_wanted.swap(false, SeqCst) {
-        completion::mark(index, slot, STREAM_PER_THREAD);
+        let mark = || Some(completion::mark(index, slot, STREAM_PER_THREAD));
+        if records::undisturbed(since, mark).is_none() {
+            slot.mark_wanted.store(true, Relaxed);
+        }
     }
+    result
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
-use tally_ipc::marks::{Graphs, Stated, What, began_with_ns};
+use tally_ipc::marks::{Graphs, Stated, What, began_with_ns, even_ns};
 use tally_ipc::wait::now_ns;
 
 /// Notes kept for a slot. While all are of launches that no wait has covered, further launches are not noted.
@@ -248,7 +248,7 @@ pub fn waited(
         if is_alone || ended.count_ones() == 1 {
             stream.is_shown.store(true, Relaxed);
         }
-        let after_ns = stream.ended_ns.swap(now, Relaxed).saturating_sub(began_ns);
+        let after_ns = stream.ended_ns.swap(now, Relaxed).saturating_sub(even_ns(began_ns));
         let graphs = Graphs {
             count: graphs.try_into().unwrap_or(u16::MAX),
             after_ns: after_ns.try_into().unwrap_or(u32::MAX),

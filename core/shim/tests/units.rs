@@ -184,6 +184,7 @@ fn graph_launches_of_a_unit_are_counted() {
     let mut served = Served::new(&core);
     let unit = served.unit(&["launch 1", "graph 1", "graph 1", "launch 1", "sync 1"]);
     assert_eq!((unit.graphs, unit.after_ns), (2, 0));
+    assert_eq!(even_ns(unit.began_ns), unit.began_ns, "it began with another launch");
     assert_eq!(served.unit(&["launch 1", "sync 1"]).graphs, 0);
     // The one before goes on within the next.
     served.p.ok(&["graph 1", "event 0 1", "graph 1", "event 1 1", "evsync 0"]);
@@ -191,7 +192,8 @@ fn graph_launches_of_a_unit_are_counted() {
     served.p.ok(&["evsync 1"]);
     let second = served.units()[0];
     assert_eq!((first.graphs, second.graphs), (1, 1));
-    assert_eq!(second.began_ns + u64::from(second.after_ns), first.ended_ns);
+    assert_ne!(even_ns(second.began_ns), second.began_ns, "it began with a graph");
+    assert_eq!(even_ns(second.began_ns) + u64::from(second.after_ns), first.ended_ns);
     // More than are noted one by one.
     (0..300).for_each(|_| served.p.ok(&["graph 2"]));
     assert_eq!(served.unit(&["graph 1", "sync 1"]).graphs, 1);
