@@ -19,8 +19,8 @@ use tally_ipc::namespace;
 const TICKS: u64 = 100;
 /// Namespaces within each other; the kernel has no more.
 const NAMESPACES_MAX: usize = 33;
-/// Longest file of `/proc` read.
-const FILE_BYTES_MAX: u64 = 16 << 10;
+/// Longest file of `/proc` read: `status` lists the groups of a process, of which there may be 65 536.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a process counts as being in a container, whatever its user number is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -144,27 +144,37 @@ fn foreign(pid: i32, uid: u32, pidfd: Option<&OwnedFd>) -> Option<Foreign> {
     let (Some(pidfd), Some(directory)) = (pidfd, directory(pid)) else {
         return Some(Foreign::Unknown);
     };
-    let status = file(&directory, "status").unwrap_or_default();
-    let namespace = rustix::fs::readlinkat(&directory, "ns/user", Vec::new()).map_err(drop);
+    let link = |name: &str| rustix::fs::readlinkat(&directory, name, Vec::new()).ok();
+    let own = |name: &str| rustix::fs::readlink(format!("/proc/self/{name}"), Vec::new()).ok();
+    let (users, pids) = (link("ns/user"), link("ns/pid"));
+    let is_near = match (&pids, own("ns/pid")) {
+        (Some(its), Some(own)) => Some(*its == own),
+        // A core that is not root does not see that of others. The kernel takes milliseconds to write down the status
+        // of a process with many groups, so it is read only then.
+        _ => is_in_one_pid_namespace(&file(&directory, "status").unwrap_or_default()),
+    };
     // While it lives its number is its own, and so is the directory.
     if has_ended(pidfd) {
         return Some(Foreign::Unknown);
     }
-    // Its number in each PID namespace from this one inwards.
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    match numbers.map(|numbers| numbers.split_whitespace().count()) {
-        Some(1) => {}
-        Some(_) => return Some(Foreign::PidNamespace),
+    match is_near {
+        Some(true) => {}
+        Some(false) => return Some(Foreign::PidNamespace),
         None => return Some(Foreign::Unknown),
     }
-    let own = rustix::fs::readlink("/proc/self/ns/user", Vec::new()).map_err(drop);
-    match (namespace, own) {
-        (Ok(its), Ok(own)) if its == own => None,
-        (Ok(_), Ok(_)) => Some(Foreign::UserNamespace),
+    match (users, own("ns/user")) {
+        (Some(its), Some(own)) if its == own => None,
+        (Some(_), Some(_)) => Some(Foreign::UserNamespace),
         // A core that is not root does not see that of others: their numbers are as the kernel translates them.
         _ if uid != 0 => None,
         _ => Some(Foreign::Unknown),
     }
+}
+
+/// Of a process's status: whether it has a number in one PID namespace only, from this one inwards.
+fn is_in_one_pid_namespace(status: &str) -> Option<bool> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some(numbers.split_whitespace().count() == 1)
 }
 
 fn inode(namespace: &OwnedFd) -> Option<u64> {
@@ -228,6 +238,18 @@ mod tests {
         assert!(!has_ended(&peer.take_pidfd().unwrap()));
         drop(there);
         assert!(has_hung_up(here.as_fd()));
+    }
+
+    #[test]
+    fn a_status_tells_the_pid_namespaces_however_many_groups_it_lists() {
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert_eq!(is_in_one_pid_namespace(&own), Some(true));
+        let groups = "4294967294 ".repeat(65_536);
+        let of = |numbers: &str| format!("Name:\tx\nGroups:\t{groups}\nNSpid:\t{numbers}\n");
+        assert!((of("12 1").len() as u64) < FILE_BYTES_MAX);
+        assert_eq!(is_in_one_pid_namespace(&of("12")), Some(true));
+        assert_eq!(is_in_one_pid_namespace(&of("12 1")), Some(false));
+        assert_eq!(is_in_one_pid_namespace(&groups), None);
     }
 
     #[test]

@@ -238,8 +238,13 @@ fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &Registratio
     if plane.journal.may(kind) {
         tracing::warn!(pid, uid, "client refused: {refusal}");
     }
-    let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
-    plane.ungoverned.borrow_mut().report(pid, uid, name, why);
+    // To look at a process with many threads takes the kernel milliseconds.
+    let may_look =
+        plane.places.refusals.borrow_mut().next(plane.user(peer), Instant::now(), Duration::ZERO);
+    if may_look.is_some() {
+        let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
+        plane.ungoverned.borrow_mut().report(pid, uid, name, why);
+    }
     let _ = wire::answer(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
 }
 
