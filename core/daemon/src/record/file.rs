@@ -7,6 +7,7 @@ use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
 use crate::files::{READ_MAX, check_output};
 use crate::helpers::{Helper, PeerFd};
+use crate::owned_file;
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,7 +18,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tally_admin::LogStatus;
-use tally_contract::limits::LOG_BYTES_MIN;
+use tally_contract::limits::{LOG_BYTES_MIN, LOGS_MAX};
 use tally_decision_log::{Header, Record, TapReader, Writer};
 
 /// Names tried for a file that is there already.
@@ -145,7 +146,16 @@ pub fn create_in_folder(config: &Config) -> Result<New, RecordError> {
         .map(|n| folder.join(format!("{}-{n}.tallylog", now_unix_s())))
         .find(|p| !p.exists());
     let path = free.ok_or_else(|| RecordError::Request("no name is free".into()))?;
+    // Admins without root could otherwise fill the disk.
+    owned_file::thin_out(&folder, is_ours, LOGS_MAX - 1);
     create(&path).map_err(|e| RecordError::Request(e.to_string()))
+}
+
+/// Whether a file of the folder of logs has a name that the core gives.
+fn is_ours(name: &str) -> bool {
+    let stem = name.strip_suffix(".tallylog").and_then(|stem| stem.split_once('-'));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    stem.is_some_and(|(time, number)| is_number(time) && is_number(number))
 }
 
 /// A file that a peer opened, by the name that it gave.
@@ -372,6 +382,23 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::os::unix::fs::MetadataExt;
     use tally_decision_log::{Tap, TapOptions};
+
+    #[test]
+    fn of_logs_that_go_to_the_cores_folder_the_newest_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.log.directory = Some(dir.path().to_path_buf());
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+            .unwrap();
+        for other in ["mine.tallylog", "1-x.tallylog", "1-1.txt"] {
+            std::fs::write(dir.path().join(other), "").unwrap();
+        }
+        let made: Vec<New> =
+            (0..LOGS_MAX + 3).map(|_| create_in_folder(&config).unwrap()).collect();
+        let count = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(count, LOGS_MAX + 3, "three of them are somebody else's");
+        assert!(made.last().unwrap().path.exists());
+    }
 
     #[test]
     fn a_file_that_is_there_is_never_written() {
