@@ -178,7 +178,11 @@ pub fn main() -> ExitCode {
         return print(&document.text());
     }
     if cli.check_config {
-        return match cli.resolve().and_then(|config| config.effective()) {
+        let checked = cli.resolve().and_then(|config| {
+            crate::loader::trust(&config.policy).map_err(CoreError::ConfigValue)?;
+            config.effective()
+        });
+        return match checked {
             Ok(text) => print(&text),
             Err(error) => {
                 eprintln!("tally-core: {error}");

@@ -15,6 +15,14 @@ use tally_wasm_host::{
     WasmPolicy,
 };
 
+/// The keys and digests of those whose policies are loaded.
+///
+/// # Errors
+/// Which setting is wrong, and how.
+pub fn trust(config: &crate::config::Policy) -> Result<Trust, String> {
+    Trust::open(&config.trust).map_err(|error| error.to_string())
+}
+
 /// Compiles components under the operator's limits, capabilities and keys. Used off the dispatch thread.
 pub struct Loader {
     host: PolicyHost,
@@ -28,7 +36,7 @@ impl Loader {
     /// # Errors
     /// If the settings make no sense or the engine does not start.
     pub fn new(config: &crate::config::Policy) -> Result<Self, String> {
-        let trust = Trust::open(&config.trust).map_err(|error| error.to_string())?;
+        let trust = trust(config)?;
         let host = PolicyHost::new(config.limits.clone()).map_err(|error| error.to_string())?;
         Ok(Loader { host: host.granting(config.capabilities).trusting(trust), always: None })
     }

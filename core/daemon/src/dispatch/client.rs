@@ -111,6 +111,8 @@ pub struct DispatchClient {
     busy: bool,
     stands: bool,
     busy_periods: u64,
+    /// Time that it had been busy when it registered, ns: under other cores.
+    pub busy_before_ns: u64,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
     limit_costs_seen: u64,
@@ -122,6 +124,7 @@ pub struct DispatchClient {
 impl DispatchClient {
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
+        let busy_before_ns = link.region.activity.busy_total_ns.load(Relaxed);
         let service = (link.info.class == Class::High).then(|| {
             let labels = link.info.labels.iter().map(|(key, value)| (&**key, &**value));
             // What is no objective was logged when it registered.
@@ -159,6 +162,7 @@ impl DispatchClient {
             busy: false,
             stands: false,
             busy_periods,
+            busy_before_ns,
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
             limit_costs_seen: 0,
