@@ -20,7 +20,7 @@ use tally_ab::design::{BLOCK_NS_MIN, State};
 use tally_ab::guard::Guard;
 use tally_ab::units::{parse_ns, time};
 use tally_ab::verdict::ratio_in_words;
-use tally_ab::{Metric, Plan, Report, Verdict};
+use tally_ab::{Metric, Plan, Reason, Report, Verdict};
 use tally_admin::ab::AbStatus;
 use tally_admin::{Request, Source};
 use tally_decision_log::text::make_printable;
@@ -455,6 +455,7 @@ pub fn write_status(out: &mut impl Write, status: Option<&AbStatus>) -> std::io:
     let state = match (s.running, s.arm, s.ended) {
         (true, Some(arm), _) => format!("running, arm {arm}"),
         (true, None, _) => "ending".into(),
+        (false, _, Some(Reason::Interrupted)) => "interrupted".into(),
         (false, ..) => format!("ended: {}", s.verdict.as_str()),
     };
     writeln!(

@@ -4,7 +4,7 @@ use crate::admin::{AdminSocket, Core};
 use crate::cli::ClientCommand;
 use crate::error::CtlError;
 use std::io::Write;
-use tally_admin::{ClientStatus, Needs, Objective, Request, Status};
+use tally_admin::{Class, ClientStatus, Identity, Needs, Objective, Request, Status};
 use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::{SLO_PERCENTILE_DEFAULT, slo_ns, slo_percentile};
 
@@ -53,6 +53,19 @@ fn find<'s>(all: &'s [ClientStatus], named: &str) -> Result<&'s ClientStatus, Ct
     }
 }
 
+/// Whether a client of its class can have a floor, or else an objective.
+fn is_for(client: &ClientStatus, is_floor: bool) -> Result<(), CtlError> {
+    let Identity { id, name, class, .. } = &client.identity;
+    let why = match (class, is_floor) {
+        (Class::High, true) => "high priority: only best-effort clients have floors",
+        (Class::BestEffort, false) => {
+            "best effort: only high-priority clients have objectives; `--min-share` gives it a floor"
+        }
+        _ => return Ok(()),
+    };
+    Err(CtlError::Usage(format!("client {id} ({name}) is {why}")))
+}
+
 pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError> {
     let mut core = Core::connect(socket)?;
     let ClientCommand::Set {
@@ -67,6 +80,7 @@ pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError>
     } = command;
     let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
     let client = find(&status.clients, &client)?;
+    is_for(client, min_share.is_some() || no_min_share)?;
     if min_share.is_some() || no_min_share {
         let (id, percent) = (client.identity.id, min_share.unwrap_or(0.0));
         let granted: f64 = core.get(&Request::ClientMinShare { client: id, percent })?;
@@ -103,7 +117,6 @@ pub fn run(socket: &AdminSocket, command: ClientCommand) -> Result<(), CtlError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tally_admin::Identity;
 
     #[test]
     fn a_client_is_meant_by_id_or_by_a_name_of_its_own() {
@@ -117,6 +130,20 @@ mod tests {
         let why = find(&all, "train").unwrap_err().to_string();
         assert!(why.contains("clients 2 and 3 are both called \"train\""), "{why}");
         assert!(find(&all, "7").is_err());
+    }
+
+    #[test]
+    fn a_client_of_the_wrong_class_is_named_with_its_class() {
+        let client = |class| ClientStatus {
+            identity: Identity { id: 2, name: "api".into(), class, ..Identity::default() },
+            ..ClientStatus::default()
+        };
+        assert!(is_for(&client(Class::High), false).is_ok());
+        assert!(is_for(&client(Class::BestEffort), true).is_ok());
+        let why = is_for(&client(Class::High), true).unwrap_err().to_string();
+        assert!(why.contains("client 2 (api) is high priority: only best-effort"), "{why}");
+        let why = is_for(&client(Class::BestEffort), false).unwrap_err().to_string();
+        assert!(why.contains("client 2 (api) is best effort: only high-priority"), "{why}");
     }
 
     #[test]

@@ -226,9 +226,15 @@ fn summary(out: &mut impl Write, status: &LogStatus) -> std::io::Result<()> {
 
 /// The lines of `tallyctl status`, if there is anything to say.
 pub fn status_lines(out: &mut impl Write, s: &Status, paint: Paint) -> std::io::Result<()> {
-    if s.log.recording || s.log.dropped > 0 {
+    if s.log.recording || s.log.dropped > 0 || s.log.failed.is_some() {
         write!(out, "{}  ", paint.bold("log      "))?;
         summary(out, &s.log)?;
+    }
+    if let Some(why) = &s.log.failed {
+        writeln!(out, "           {}", paint.bad(&format!("the log is not complete: {why}")))?;
+    }
+    if let Some(problem) = &s.profiles.problem {
+        writeln!(out, "{}  {}", paint.bold("profiles "), paint.bad(problem))?;
     }
     if let Some(shadow) = &s.shadow {
         write!(
@@ -288,6 +294,22 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         assert_eq!(shown(&Status::default()), "");
+        let lost = Status {
+            log: LogStatus {
+                file: Some("/x".into()),
+                ended: Some("writing failed".into()),
+                failed: Some("the disk is full".into()),
+                ..LogStatus::default()
+            },
+            profiles: tally_admin::ProfilesStatus {
+                problem: Some("profiles are not kept".into()),
+                ..Default::default()
+            },
+            ..Status::default()
+        };
+        let text = shown(&lost);
+        assert!(text.contains("the log is not complete: the disk is full"), "{text}");
+        assert!(text.contains("profiles are not kept"), "{text}");
         let log = LogStatus {
             recording: true,
             file: Some("/x".into()),

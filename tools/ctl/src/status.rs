@@ -184,17 +184,22 @@ fn policy_lines(out: &mut impl Write, p: &PolicyReport, paint: Paint) -> std::io
     }
     writeln!(
         out,
-        "           {} decisions, {} events, {} by the built-in rule",
+        "           of all policies: {} decisions, {} events, {} by the built-in rule",
         p.decides, p.events, p.built_in_rule_launches
     )?;
     for reason in p.reasons.iter().filter(|reason| reason.decisions > 0) {
         writeln!(out, "           {:>10} decisions: {}", reason.decisions, reason.text)?;
     }
     let faults = p.faults.by_kind().into_iter().filter(|(_, n)| *n > 0);
-    let faults: Vec<String> = faults.map(|(kind, n)| format!("{n} {kind}")).collect();
+    let faults: Vec<String> = faults
+        .map(|(kind, n)| match kind {
+            "disabled" => format!("{n} calls not made to a disabled one"),
+            kind => format!("{n} {kind}"),
+        })
+        .collect();
     if !faults.is_empty() {
         let last = p.last_fault.as_deref().unwrap_or("?");
-        let line = format!("faults: {}; last: {last}", faults.join(", "));
+        let line = format!("faults of all policies: {}; last: {last}", faults.join(", "));
         writeln!(out, "           {}", paint.bad(&line))?;
     }
     let pauses = &p.swap_pause_us;

@@ -132,7 +132,7 @@ fn a_policy_that_failed_says_how() {
     };
     let shown = shown(&Status { policy, ..Status::default() }, Paint(false));
     for line in [
-        "faults: 2 trap, 1 disabled; last: Trap",
+        "faults of all policies: 2 trap, 1 calls not made to a disabled one; last: Trap",
         "start (state: not-offered); pause 0 us, at most 90 us",
         "generation 4 was disabled: trap: unreachable\n",
         "disabled: the built-in rule serves",
