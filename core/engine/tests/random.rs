@@ -12,6 +12,7 @@ enum Op {
     Submit(u8),
     Done(u8),
     Busy(bool),
+    Stands(bool),
     Wait(u32),
     Rejoin(u8),
     Reload,
@@ -22,6 +23,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0..3u8).prop_map(Op::Submit),
         4 => (0..3u8).prop_map(Op::Done),
         2 => any::<bool>().prop_map(Op::Busy),
+        1 => any::<bool>().prop_map(Op::Stands),
         3 => (1..400_000u32).prop_map(Op::Wait),
         1 => (0..3u8).prop_map(Op::Rejoin),
         1 => Just(Op::Reload),
@@ -32,11 +34,14 @@ fn op() -> impl Strategy<Value = Op> {
 struct Erratic {
     seed: u64,
     subscriptions: u8,
+    /// Calls in a pass, and those after which it is over its time.
+    calls: u64,
+    calls_max: u64,
 }
 
 impl Erratic {
-    fn new(seed: u64) -> Self {
-        Erratic { seed, subscriptions: u8::MAX }
+    fn new(seed: u64, calls_max: u64) -> Self {
+        Erratic { seed, subscriptions: u8::MAX, calls: 0, calls_max }
     }
 
     fn next(&mut self) -> u64 {
@@ -53,7 +58,16 @@ impl Policy for Erratic {
         Subscriptions::of_bits(self.subscriptions)
     }
 
+    fn begin_pass(&mut self) {
+        self.calls = 0;
+    }
+
+    fn is_over_time(&self) -> bool {
+        self.calls >= self.calls_max
+    }
+
     fn decide(&mut self, _: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        self.calls += 1;
         let n = self.next();
         if n.is_multiple_of(7) {
             context.commands.push(Command::SetWindow { client: (n % 5) as u32, window_ns: n });
@@ -71,6 +85,7 @@ impl Policy for Erratic {
     }
 
     fn on_event(&mut self, _: u64, _: &Event, context: &mut Context) -> Result<(), Fault> {
+        self.calls += 1;
         let client = (self.next() % 5) as u32;
         match self.next() % 5 {
             0 => context.commands.push(Command::RevokeLease(client)),
@@ -115,8 +130,14 @@ proptest! {
     /// Whatever a policy answers: every launch is granted at most once and in
     /// order, nothing is lost, and once work ends and time passes, everything runs.
     #[test]
-    fn no_launch_is_lost_or_doubled(ops in prop::collection::vec(op(), 1..200), seed: u64) {
-        let mut e = Engine::new(EngineConfig::default(), Box::new(Erratic::new(seed)));
+    fn no_launch_is_lost_or_doubled(
+        ops in prop::collection::vec(op(), 1..200),
+        seed: u64,
+        // In passes, as the core does; a slow policy is over its time after so many calls.
+        calls_max in prop::option::of(1..6_u64),
+    ) {
+        let policy = |seed| Box::new(Erratic::new(seed, calls_max.unwrap_or(0)));
+        let mut e = Engine::new(EngineConfig::default(), policy(seed));
         let mut out = Vec::new();
         let mut now = 1u64;
         e.client_joined(now, info(0, Class::High), 0, &mut out);
@@ -158,6 +179,7 @@ proptest! {
         };
         for o in ops {
             now += 100;
+            if calls_max.is_some() { e.begin_pass(); }
             match o {
                 Op::Submit(i) => {
                     let i = i as usize;
@@ -172,6 +194,7 @@ proptest! {
                 }
                 Op::Done(i) => { let i = i as usize; finish(&mut e, &mut models[i], ids[i], now, &mut out); }
                 Op::Busy(b) => e.high_activity(now, 0, b, now, &mut out),
+                Op::Stands(b) => e.high_stands(now, 0, b),
                 Op::Wait(ns) => { now += u64::from(ns); e.tick(now, &mut out); }
                 Op::Rejoin(i) => {
                     let i = i as usize;
@@ -183,17 +206,22 @@ proptest! {
                     e.client_joined(now, info(ids[i], Class::BestEffort), 0, &mut out);
                 }
                 Op::Reload => {
-                    let old = e.set_policy(now, Box::new(Erratic::new(seed ^ now)), &mut out);
+                    let old = e.set_policy(now, policy(seed ^ now), &mut out);
                     drop(old);
                 }
             }
             apply(&mut out, &ids, &mut models);
+            let has_waiting = models.iter().any(|m| m.started < m.next_ticket);
+            prop_assert!(!has_waiting || e.next_deadline_ns().is_some(), "nobody would look");
         }
         // High priority ends, the built-in rule takes over, launches finish.
+        if calls_max.is_some() { e.begin_pass(); }
+        e.high_stands(now, 0, false);
         e.high_activity(now, 0, false, now, &mut out);
         e.set_policy(now, Box::new(BuiltInRule { idle_ns: IDLE_GAP }), &mut out);
         for _ in 0..2_000 {
             now += 1_000_000;
+            if calls_max.is_some() { e.begin_pass(); }
             e.tick(now, &mut out);
             apply(&mut out, &ids, &mut models);
             for i in 0..3 { finish(&mut e, &mut models[i], ids[i], now, &mut out); }
