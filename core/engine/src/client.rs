@@ -338,8 +338,8 @@ impl Client {
         self.yielded && first.all(|launch| can_yield(launch.form))
     }
 
-    /// Since when nothing of it has ended although it was told to yield, ns, if it has launches that yield and ones that
-    /// cannot: these may wait for those.
+    /// Since when nothing of it has ended although it was told to yield, ns, if it has launches that yield and ones
+    /// that cannot: these may wait for those.
     pub fn yields_beside_since_ns(&self) -> Option<u64> {
         let mut first = self.streams.iter().filter_map(|stream| stream.in_flight.front());
         let yields = self.yielded && first.any(|launch| can_yield(launch.form));

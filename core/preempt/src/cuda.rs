@@ -67,8 +67,8 @@ pub const LAUNCH_ATTRIBUTE_PRIORITY: c_int = 8;
 pub const LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP: c_int = 9;
 pub const LAUNCH_ATTRIBUTE_MEMORY_DOMAIN: c_int = 10;
 
-/// Whether a [`LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP`] is the one that nobody set. A byte for either domain: 0, and 1 where
-/// the device has a second one.
+/// Whether a [`LAUNCH_ATTRIBUTE_MEMORY_DOMAIN_MAP`] is the one that nobody set. A byte for either domain: 0, and 1
+/// where the device has a second one.
 pub fn is_default_domain_map(value: u64) -> bool {
     value as u8 == 0 && (value >> 8) as u8 <= 1
 }

@@ -152,7 +152,10 @@ pub fn mark_behind(index: usize, launch: impl FnOnce() -> CuResult) -> CuResult 
     let since = records::enqueued();
     let result = launch();
     if slot.mark_wanted.load(Relaxed) && slot.mark_wanted.swap(false, SeqCst) {
-        let mark = || Some(completion::mark(index, slot, STREAM_PER_THREAD));
+        let mark = || {
+            completion::mark(index, slot, STREAM_PER_THREAD);
+            Some(())
+        };
         if records::undisturbed(since, mark).is_none() {
             slot.mark_wanted.store(true, Relaxed);
         }

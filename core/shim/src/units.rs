@@ -230,8 +230,8 @@ pub fn waited(
     }
     let now = now_ns();
     let covered = covered.filter(|(index, seen)| *index != OVERFLOW && seen.is_settled());
-    let (mut unit, mut ended, mut graphs): (Option<(bool, u64, usize, bool)>, u64, u32) =
-        (None, 0, 0);
+    let mut unit: Option<(bool, u64, usize, bool)> = None;
+    let (mut ended, mut graphs) = (0_u64, 0_u32);
     for (index, seen) in covered {
         let Some(found) = take(index, seen.sequence()) else { continue };
         unit_profile::waited(client, index, seen.sequence(), found.first);

@@ -20,7 +20,8 @@ pub struct Standstill {
 }
 
 impl Standstill {
-    /// Whether a client that is `busy` by its own account counts as busy. `limit_ns`: the longest without a step; 0: any.
+    /// Whether a client that is `busy` by its own account counts as busy. `limit_ns`: the longest without a step; 0:
+    /// any.
     pub fn counts_as_busy(&mut self, now_ns: u64, busy: bool, steps: Steps, limit_ns: u64) -> bool {
         if !busy || self.seen != steps || self.since_ns.is_none() {
             self.seen = steps;

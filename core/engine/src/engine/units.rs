@@ -11,7 +11,7 @@ pub struct EndedUnits {
     pub units: u32,
     /// What each took, ns.
     pub took_ns: u64,
-    /// See [`OpenUnit::is_token`].
+    /// They began with the launch of a CUDA graph: see [`OpenUnit::is_token`].
     pub is_token: bool,
 }
 
