@@ -224,7 +224,7 @@ pub(crate) struct Client {
     pub answered_until: u64,
     /// The head of `waiting` is not offered before this.
     pub hold_until_ns: u64,
-    /// The policy is to be asked about the head of `waiting`, held or not: since this round of offers.
+    /// The round of offers since which the policy is to be asked about the head of `waiting`, held or not.
     pub owed_since: Option<u64>,
     /// It is offered again when another best-effort client's launch ends.
     pub holds_until_completion: bool,
@@ -341,10 +341,18 @@ impl Client {
     /// Since when nothing of it has ended although it was told to yield, ns, if it has launches that yield and ones
     /// that cannot: these may wait for those.
     pub fn yields_beside_since_ns(&self) -> Option<u64> {
-        let mut first = self.streams.iter().filter_map(|stream| stream.in_flight.front());
-        let yields = self.yielded && first.any(|launch| can_yield(launch.form));
-        let since_ns = self.told_to_yield_ns?.max(self.ended_ns);
-        (yields && !self.has_yielded()).then_some(since_ns)
+        if !self.yielded {
+            return None;
+        }
+        let (mut yields, mut granted_ns) = (false, None);
+        for launch in self.streams.iter().filter_map(|stream| stream.in_flight.front()) {
+            match can_yield(launch.form) {
+                true => yields = true,
+                false => granted_ns = granted_ns.max(Some(launch.granted_ns)),
+            }
+        }
+        let since_ns = self.told_to_yield_ns?.max(self.ended_ns).max(granted_ns?);
+        yields.then_some(since_ns)
     }
 
     /// Whether a launch of `predicted_ns` fits in the window. One always does; of

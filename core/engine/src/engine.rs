@@ -484,8 +484,8 @@ impl<P: Policy> Engine<P> {
         [timer, hold, self.next_yield_end_ns(), self.next_stall_ns()].into_iter().flatten().min()
     }
 
-    /// Whether a high-priority client gets nowhere, as the caller sees it: then it does not count as active, whatever
-    /// it has in flight. For [`Engine::high_activity`] that follows.
+    /// Whether a high-priority client gets nowhere, as the caller sees it: then nothing is held for it, whatever it has
+    /// in flight. Takes effect with the next call of [`Engine::high_activity`].
     pub fn high_stands(&mut self, now_ns: u64, client: ClientId, stands: bool) {
         let Some(c) = self.clients.get_mut(client) else { return };
         let was_active = c.is_active();

@@ -294,8 +294,8 @@ fn what_cannot_yield_may_wait_for_what_has() {
     let whole = Submission { completion: 2, ..whole };
     e.submitted(STALL, LOW, Submission { ticket: 2, started: true, ..whole }, &mut out);
     assert_eq!(e.client_state(LOW).unwrap().in_flight, 3);
-    // It may also take long.
-    let in_vain_ns = 10 * STALL;
+    // The one that cannot yield may also take long.
+    let in_vain_ns = 10 * STALL + 7;
     assert_eq!(e.next_deadline_ns(), Some(in_vain_ns));
     e.tick(in_vain_ns, &mut out);
     assert_eq!((stalls(&e), e.next_deadline_ns()), (0, Some(in_vain_ns + STALL)));
@@ -310,6 +310,8 @@ fn what_cannot_yield_may_wait_for_what_has() {
     assert!(!out.contains(&ended));
     e.tick(later_ns + STALL, &mut out);
     assert!(stalls(&e) == 1 && out.contains(&ended), "{out:?}");
+    let message = &e.policy_stats().last_fault.as_ref().unwrap().message;
+    assert!(message.ends_with("for 11000 ms while nothing ended"), "{message}");
 }
 
 #[test]
@@ -327,6 +329,9 @@ fn high_priority_work_that_gets_nowhere_is_waited_for_no_longer() {
     };
     stands(&mut s, 10 * STALL, true);
     assert!(!is_active(&s));
+    // A policy that goes on holding for it is at fault.
+    s.pass(11 * STALL);
+    assert_eq!((s.faults(), granted(&s.out, LOW)), (vec![11 * STALL], Some(1)));
     // It goes on.
     stands(&mut s, 11 * STALL, false);
     assert!(is_active(&s));

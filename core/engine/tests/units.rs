@@ -29,10 +29,35 @@ fn ended(units: u32, took_ns: u64) -> [EndedUnits; 1] {
     [EndedUnits { units, took_ns, is_token: false }]
 }
 
+/// The other one of a client's objectives stays.
+fn set_objective(
+    e: &mut Engine,
+    now_ns: u64,
+    client: ClientId,
+    objective: Option<Objective>,
+    out: &mut Vec<Action>,
+) -> bool {
+    let service = e.world().clients.get(&client).and_then(|client| client.service);
+    let tpot_ns = service.and_then(|service| service.tokens).map(|tokens| tokens.tpot_ns);
+    e.set_objectives(now_ns, client, objective, tpot_ns, out)
+}
+
+fn set_token_objective(
+    e: &mut Engine,
+    now_ns: u64,
+    client: ClientId,
+    tpot_ns: Option<u64>,
+    out: &mut Vec<Action>,
+) -> bool {
+    let service = e.world().clients.get(&client).and_then(|client| client.service);
+    let objective = service.and_then(|service| service.objective);
+    e.set_objectives(now_ns, client, objective, tpot_ns, out)
+}
+
 #[test]
 fn units_are_told_and_counted_against_the_objective() {
     let (mut e, seen, mut out) = engine();
-    assert!(e.set_objective(0, HIGH, Some(SLO), &mut out));
+    assert!(set_objective(&mut e, 0, HIGH, Some(SLO), &mut out));
     e.unit_began(50, HIGH, 40, &mut out);
     assert_eq!(service(&e).open_since_ns, 40);
     e.units_ended(1_090, HIGH, &ended(1, 1_050), None, &mut out);
@@ -65,7 +90,7 @@ fn units_are_told_and_counted_against_the_objective() {
     assert_eq!(service(&e), expected);
 
     // With another objective what is recent begins anew; without one nothing has a deadline.
-    assert!(e.set_objective(0, HIGH, None, &mut out));
+    assert!(set_objective(&mut e, 0, HIGH, None, &mut out));
     assert_eq!((service(&e).recent, service(&e).units), (0, 3));
     e.unit_began(9_300, HIGH, 9_300, &mut out);
     let last = seen.lock().unwrap().events.last().cloned();
@@ -79,8 +104,8 @@ fn units_are_told_and_counted_against_the_objective() {
 fn a_unit_of_tokens_keeps_both_objectives_or_none() {
     let (mut e, _, mut out) = engine();
     assert!(
-        e.set_objective(0, HIGH, Some(SLO), &mut out)
-            && e.set_token_objective(0, HIGH, Some(100), &mut out)
+        set_objective(&mut e, 0, HIGH, Some(SLO), &mut out)
+            && set_token_objective(&mut e, 0, HIGH, Some(100), &mut out)
     );
     // Whatever is open: a token may begin and end between two looks.
     let took = [(true, 100), (true, 101), (false, 101), (false, 1_001)];
@@ -90,14 +115,14 @@ fn a_unit_of_tokens_keeps_both_objectives_or_none() {
     e.units_ended(9_300, HIGH, &took[2..], None, &mut out);
     let kept = |e: &_| (service(e).units, service(e).units_within, service(e).recent_within);
     assert_eq!(kept(&e), (4, 2, 2), "100 of a token, 101 of another unit");
-    assert!(e.set_token_objective(0, HIGH, None, &mut out));
+    assert!(set_token_objective(&mut e, 0, HIGH, None, &mut out));
     assert_eq!(kept(&e), (4, 2, 0), "what is recent begins anew");
 }
 
 #[test]
 fn units_that_end_together_are_judged_one_by_one() {
     let (mut e, seen, mut out) = engine();
-    assert!(e.set_objective(0, HIGH, Some(SLO), &mut out));
+    assert!(set_objective(&mut e, 0, HIGH, Some(SLO), &mut out));
     let took = [(2, 100), (1, 2_000), (1, 400)].map(|(units, took_ns)| EndedUnits {
         units,
         took_ns,
@@ -118,13 +143,19 @@ fn an_open_unit_has_the_deadline_of_another_objective() {
     e.unit_began(50, HIGH, OpenUnit { since_ns: 40, is_token: true }, &mut out);
     let began = |deadline_ns| Some(Event::UnitBegan { client: HIGH, since_ns: 40, deadline_ns });
     assert_eq!(last(), began(NEVER));
-    assert!(e.set_objective(60, HIGH, Some(SLO), &mut out));
+    assert!(set_objective(&mut e, 60, HIGH, Some(SLO), &mut out));
     assert_eq!(last(), began(1_040));
-    assert!(e.set_token_objective(70, HIGH, Some(100), &mut out));
+    assert!(set_token_objective(&mut e, 70, HIGH, Some(2_000), &mut out));
+    assert_eq!(last(), None, "the same deadline");
+    assert!(set_token_objective(&mut e, 70, HIGH, Some(100), &mut out));
     assert_eq!(last(), began(140));
+    // Both at once are one change.
+    let slo = Objective { slo_ns: 90, ..SLO };
+    assert!(e.set_objectives(75, HIGH, Some(slo), Some(80), &mut out));
+    assert_eq!((last(), last()), (began(120), None));
     e.units_ended(80, HIGH, &[], None, &mut out);
     assert_eq!(last(), Some(Event::UnitsEnded { client: HIGH, units: 0, took_ns: 0 }));
-    assert!(e.set_objective(90, HIGH, None, &mut out));
+    assert!(set_objective(&mut e, 90, HIGH, None, &mut out));
     assert_eq!(last(), None, "none is open");
 }
 
@@ -148,8 +179,8 @@ fn tokens_are_counted_against_their_objective() {
     e.tokens_ended(HIGH, 1, 5);
     assert_eq!(service(&e).tokens, None, "no objective");
     assert!(
-        e.set_token_objective(0, HIGH, Some(100), &mut out)
-            && !e.set_token_objective(0, LOW, Some(100), &mut out)
+        set_token_objective(&mut e, 0, HIGH, Some(100), &mut out)
+            && !set_token_objective(&mut e, 0, LOW, Some(100), &mut out)
     );
     assert_eq!(service(&e).tokens, Some(TokensView::new(100)));
     e.tokens_ended(HIGH, 3, 80);
@@ -172,12 +203,12 @@ fn tokens_are_counted_against_their_objective() {
     assert_eq!(service(&e).tokens, Some(expected));
 
     // With another objective what is recent begins anew.
-    e.set_token_objective(0, HIGH, Some(200), &mut out);
+    set_token_objective(&mut e, 0, HIGH, Some(200), &mut out);
     let kept = TokensView { count: 4, within: 3, ..TokensView::new(200) };
     assert_eq!(service(&e).tokens, Some(kept));
     e.forget_tokens(HIGH);
     assert_eq!(service(&e).tokens, Some(TokensView::new(200)));
-    e.set_token_objective(0, HIGH, None, &mut out);
+    set_token_objective(&mut e, 0, HIGH, None, &mut out);
     assert_eq!(service(&e).tokens, None);
 }
 
@@ -185,7 +216,7 @@ fn tokens_are_counted_against_their_objective() {
 fn only_high_priority_clients_have_units() {
     let (mut e, seen, mut out) = engine();
     for client in [LOW, 99] {
-        assert!(!e.set_objective(0, client, Some(SLO), &mut out));
+        assert!(!set_objective(&mut e, 0, client, Some(SLO), &mut out));
         e.unit_began(50, client, 40, &mut out);
         e.units_ended(60, client, &ended(1, 20), None, &mut out);
     }
@@ -211,8 +242,8 @@ fn slack_is_what_the_first_deadline_leaves() {
     let (mut e, _, mut out) = engine();
     e.client_joined(0, info(7, Class::High), 0, &mut out);
     let slack = |e: &Engine, now_ns| slack_ns(e.world().clients.values(), now_ns);
-    e.set_objective(0, HIGH, Some(SLO), &mut out);
-    e.set_objective(0, 7, Some(Objective { slo_ns: 500, ..SLO }), &mut out);
+    set_objective(&mut e, 0, HIGH, Some(SLO), &mut out);
+    set_objective(&mut e, 0, 7, Some(Objective { slo_ns: 500, ..SLO }), &mut out);
     assert_eq!(slack(&e, 10), NO_UNIT_OPEN);
     e.units_ended(10, HIGH, &ended(1, 300), None, &mut out);
     e.unit_began(1_000, HIGH, 1_000, &mut out);
@@ -229,7 +260,7 @@ fn slack_is_what_the_first_deadline_leaves() {
 #[test]
 fn a_policy_that_takes_over_is_told_of_open_units() {
     let (mut e, _, mut out) = engine();
-    e.set_objective(0, HIGH, Some(SLO), &mut out);
+    set_objective(&mut e, 0, HIGH, Some(SLO), &mut out);
     e.unit_began(50, HIGH, 40, &mut out);
     let seen = Arc::default();
     let script = Script { seen: Arc::clone(&seen), ..Default::default() };
@@ -299,20 +330,20 @@ fn a_unit_of_tokens_has_their_objective() {
         deadline_ns
     };
     assert_eq!(deadline_ns(&mut e, token(10)), NEVER);
-    e.set_token_objective(0, HIGH, Some(300), &mut out);
+    set_token_objective(&mut e, 0, HIGH, Some(300), &mut out);
     assert_eq!(deadline_ns(&mut e, token(20)), 320);
     assert_eq!(deadline_ns(&mut e, 30.into()), NEVER);
-    e.set_objective(0, HIGH, Some(SLO), &mut out);
+    set_objective(&mut e, 0, HIGH, Some(SLO), &mut out);
     assert_eq!(deadline_ns(&mut e, token(40)), 340);
     assert_eq!(deadline_ns(&mut e, 50.into()), 1_050);
-    e.set_token_objective(0, HIGH, Some(3_000), &mut out);
+    set_token_objective(&mut e, 0, HIGH, Some(3_000), &mut out);
     assert_eq!(deadline_ns(&mut e, token(60)), 1_060, "the shorter one");
 }
 
 #[test]
 fn units_of_another_kind_begin_anew() {
     let (mut e, _, mut out) = engine();
-    e.set_objective(0, HIGH, Some(SLO), &mut out);
+    set_objective(&mut e, 0, HIGH, Some(SLO), &mut out);
     e.units_ended(10, HIGH, &ended(3, 300), None, &mut out);
     e.unit_began(20, HIGH, 15, &mut out);
     e.forget_units(HIGH);

@@ -390,7 +390,7 @@ impl Service {
         let allowance_ns = self.allowance_ns().filter(|_| !is_due && !other);
         let spare_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(self.alone_p95_ns);
         let overlaps = self.ended_ns.is_some_and(|ended_ns| since_ns < ended_ns);
-        // It has another objective.
+        // It may be told again, with another objective.
         let again = self.open.filter(|open| open.since_ns == since_ns);
         let (most_ns, borne_ns, spent_ns) = match again.or(self.last) {
             // The same, or another ended meanwhile.

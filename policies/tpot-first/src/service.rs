@@ -271,7 +271,7 @@ impl Service {
         };
         self.target_ns = step_ns;
         if let Some(before) = again {
-            // The same one, while another ended: what it bore is borne.
+            // The same one, as another ended or the objective changed: what it bore is borne.
             self.open = Some(Open { target_ns, ..before });
             return;
         }

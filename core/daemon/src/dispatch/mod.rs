@@ -441,12 +441,11 @@ impl Dispatch {
         };
         if marks.tpot_ns() != tpot_ns {
             marks.set_tpot(now, tpot_ns);
-            self.engine.set_token_objective(now, id, tpot_ns, &mut self.actions);
         }
         if service.objective() != objective {
             service.set_objective(objective);
-            self.engine.set_objective(now, id, objective, &mut self.actions);
         }
+        self.engine.set_objectives(now, id, objective, tpot_ns, &mut self.actions);
         self.apply(now);
         true
     }

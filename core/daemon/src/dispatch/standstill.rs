@@ -12,7 +12,7 @@ pub type Steps = [u64; 3];
 /// Since when one client has made no progress, and how often it was given up.
 #[derive(Debug, Default)]
 pub struct Standstill {
-    /// When it was last seen to get on.
+    /// As of when it was last seen to get on.
     seen: Steps,
     since_ns: Option<u64>,
     stands: bool,
@@ -20,8 +20,8 @@ pub struct Standstill {
 }
 
 impl Standstill {
-    /// Whether a client that is `busy` by its own account counts as busy. `limit_ns`: the longest without a step; 0:
-    /// any.
+    /// Whether a client that is `busy`, or has launches in flight, counts as busy. `limit_ns`: the longest without a
+    /// step; 0: any.
     pub fn counts_as_busy(&mut self, now_ns: u64, busy: bool, steps: Steps, limit_ns: u64) -> bool {
         if !busy || self.seen != steps || self.since_ns.is_none() {
             self.seen = steps;

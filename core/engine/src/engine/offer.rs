@@ -346,7 +346,10 @@ impl<P: Policy> Engine<P> {
     /// Take note of whether the GPU idles on the policy's word. After every input.
     pub(super) fn note_stall(&mut self, now_ns: u64, out: &mut Vec<Action>) {
         let stall_ns = self.config.policy_stall_ns;
-        let stopped = if self.disabled { 0 } else { self.stopped_clients(now_ns) };
+        let (stopped, in_vain) = match self.disabled {
+            true => (0, false),
+            false => self.stopped_clients(now_ns),
+        };
         self.look_at_yields_ns = None;
         if stopped == 0 {
             self.idle_since_ns = None;
@@ -364,12 +367,17 @@ impl<P: Policy> Engine<P> {
         }
         self.idle_since_ns = None;
         let ms = stall_ns / 1_000_000;
-        let fault = Fault {
-            kind: FaultKind::Stall,
-            message: format!(
+        let message = if in_vain {
+            let ms = ms.saturating_mul(YIELD_STALLS + 1);
+            format!(
+                "held or stopped the launches of {stopped} clients for {ms} ms while nothing ended"
+            )
+        } else {
+            format!(
                 "held or stopped the launches of {stopped} clients for {ms} ms while the GPU had nothing to do"
-            ),
+            )
         };
+        let fault = Fault { kind: FaultKind::Stall, message };
         self.policy.count_fault(now_ns, &fault);
         self.count_fault(fault, out);
         let mut waiting: Vec<ClientId> = Vec::new();
@@ -390,22 +398,23 @@ impl<P: Policy> Engine<P> {
     }
 
     /// How many clients have launches, if the policy keeps all of these from going on: they wait for a decision, or
-    /// have yielded.
-    fn stopped_clients(&self, now_ns: u64) -> u32 {
+    /// have yielded. And whether one has yielded in vain.
+    fn stopped_clients(&self, now_ns: u64) -> (u32, bool) {
         if self.high_active || self.waiting_clients == 0 && !self.has_yielded {
-            return 0;
+            return (0, false);
         }
-        let mut stopped = 0;
+        let (mut stopped, mut any_in_vain) = (0, false);
         let most_ns = self.config.policy_stall_ns.saturating_mul(YIELD_STALLS);
-        for c in self.clients.values().filter(|c| c.in_flight > 0) {
+        for c in self.clients.values().filter(|c| c.in_flight > 0 && !c.stands) {
             let since_ns = c.yields_beside_since_ns();
             let in_vain = since_ns.is_some_and(|ns| now_ns.saturating_sub(ns) >= most_ns);
             if !c.has_yielded() && !in_vain {
-                return 0;
+                return (0, false);
             }
+            any_in_vain |= in_vain;
             stopped += u32::from(c.waiting.is_empty());
         }
-        self.waiting_clients + stopped
+        (self.waiting_clients + stopped, any_in_vain)
     }
 
     /// When a hold becomes a stall, or may have, ns; `None` while the GPU is busy.

@@ -30,44 +30,37 @@ impl From<u64> for OpenUnit {
 }
 
 impl<P: Policy> Engine<P> {
-    /// A client's objective from now on. Its latest units begin anew, and a unit that is open has another deadline.
-    /// False for a client that has no units.
-    pub fn set_objective(
+    /// A client's objective from now on, and its longest time of a token, ns. Where one of them changes its latest
+    /// units begin anew, and a unit that is open may have another deadline. False for a client that has no units.
+    pub fn set_objectives(
         &mut self,
         now_ns: u64,
         client: ClientId,
         objective: Option<Objective>,
-        out: &mut Vec<Action>,
-    ) -> bool {
-        let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
-        let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
-        view.objective = objective;
-        c.units.clear();
-        c.units.show(view);
-        self.tell_open_unit(now_ns, client, out);
-        self.offer_after_unit(now_ns, out);
-        true
-    }
-
-    /// A client's longest time of a token from now on, ns, or none. Its latest tokens and units begin anew, and a token
-    /// that is open has another deadline. False for a client that has no units.
-    pub fn set_token_objective(
-        &mut self,
-        now_ns: u64,
-        client: ClientId,
         tpot_ns: Option<u64>,
         out: &mut Vec<Action>,
     ) -> bool {
         let view = self.context.world.clients.get_mut(&client).and_then(|c| c.service.as_mut());
         let (Some(view), Some(c)) = (view, self.clients.get_mut(client)) else { return false };
-        c.tokens.clear();
-        view.tokens = tpot_ns.map(|tpot_ns| {
-            let before = view.tokens.unwrap_or(TokensView::new(tpot_ns));
-            TokensView { count: before.count, within: before.within, ..TokensView::new(tpot_ns) }
-        });
+        let before_ns = view.deadline_ns();
+        let is_other_tpot = view.tokens.map(|tokens| tokens.tpot_ns) != tpot_ns;
+        if !is_other_tpot && view.objective == objective {
+            return true;
+        }
+        if is_other_tpot {
+            c.tokens.clear();
+            view.tokens = tpot_ns.map(|tpot_ns| {
+                let TokensView { count, within, .. } =
+                    view.tokens.unwrap_or(TokensView::new(tpot_ns));
+                TokensView { count, within, ..TokensView::new(tpot_ns) }
+            });
+        }
+        view.objective = objective;
         c.units.clear();
         c.units.show(view);
-        self.tell_open_unit(now_ns, client, out);
+        if view.open_since_ns != NEVER && view.deadline_ns() != before_ns {
+            self.tell_open_unit(now_ns, client, out);
+        }
         self.offer_after_unit(now_ns, out);
         true
     }
@@ -190,7 +183,6 @@ impl<P: Policy> Engine<P> {
         (unit.since_ns != NEVER).then_some(unit)
     }
 
-    /// A client's deadline is another one.
     fn tell_open_unit(&mut self, now_ns: u64, client: ClientId, out: &mut Vec<Action>) {
         if let Some(unit) = self.open_unit(client) {
             self.unit_began(now_ns, client, unit, out);

@@ -194,7 +194,9 @@ impl Driver {
             Input::Floor(id, permille) => e.set_min_share(now, id, permille, out),
             Input::Tokens(id, us) if us % 5 == 0 => {
                 let ns = u64::from(us) * 1_000;
-                e.set_token_objective(now, id, Some(ns).filter(|ns| *ns > 10_000), out);
+                let service = e.world().clients.get(&id).and_then(|client| client.service);
+                let objective = service.and_then(|service| service.objective);
+                e.set_objectives(now, id, objective, Some(ns).filter(|ns| *ns > 10_000), out);
             }
             Input::Tokens(id, us) => e.tokens_ended(id, us % 5, u64::from(us) * 1_000),
             Input::Transform(kernel, state) => {

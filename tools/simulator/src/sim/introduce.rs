@@ -85,8 +85,8 @@ impl Sim<'_> {
                 let floor = program.min_share_permille;
                 engine.set_min_share(0, lane as u32, floor, &mut self.actions);
                 if let Some(serving) = serving {
-                    engine.set_objective(0, lane as u32, serving.slo, &mut self.actions);
-                    engine.set_token_objective(0, lane as u32, serving.tpot_ns, &mut self.actions);
+                    let (client, tpot_ns) = (lane as u32, serving.tpot_ns);
+                    engine.set_objectives(0, client, serving.slo, tpot_ns, &mut self.actions);
                 }
             }
         }

@@ -8,7 +8,7 @@ use tally_engine::Action;
 
 impl DispatchClient {
     /// High priority: tell the engine if it became busy or idle. True if it did, or if there are more marks to be read.
-    /// `stall_ns`: see [`Standstill`].
+    /// `stall_ns`: after so long without a step it counts as idle.
     pub fn poll_activity(
         &mut self,
         now_ns: u64,
