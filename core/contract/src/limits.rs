@@ -345,10 +345,8 @@ limits! {
         JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.
         JOINS_BURST: u32 = 64, Count;
-        /// Refused registrations a second, for each user, of which the status tells: the core looks at their processes.
-        REFUSALS_PER_S: u32 = 10, Count;
-        /// The same at once.
-        REFUSALS_BURST: u32 = 16, Count;
+        /// Programs of one user that are not governed, a second, that the status takes note of. As many more at once.
+        UNGOVERNED_USER_PER_S: u32 = 10, Count;
         /// Admin connections. Half are for admins, of whom one user has at most half.
         ADMIN_CONNECTIONS_MAX: usize = 32, Count;
         /// Admin connections of one user that is no admin.
@@ -361,7 +359,7 @@ limits! {
         PROFILE_FILE_BYTES_MAX: usize = 64 << 20, Bytes;
         /// The least that a decision log may be limited to.
         LOG_BYTES_MIN: u64 = 64 << 10, Bytes;
-        /// Decision logs in the core's folder of logs; with another one the oldest goes.
+        /// Decision logs in a folder of logs; no more are begun there.
         LOGS_MAX: usize = 32, Count;
         /// The least room between the dispatch thread and a reader of its records.
         LOG_RING_BYTES_MIN: usize = 4 << 10, Bytes;

@@ -3,8 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::path::Path;
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
@@ -37,22 +36,6 @@ pub fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, OwnedError> {
         return Err(OwnedError::Oversized(bytes_max));
     }
     Ok(bytes)
-}
-
-/// Leave in a folder at most so many of the files whose names are `ours`: the newest.
-pub fn thin_out(folder: &Path, ours: impl Fn(&str) -> bool, files_max: usize) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    let mut all: Vec<(SystemTime, PathBuf)> = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(&ours))
-        .filter_map(|entry| Some((entry.metadata().ok()?, entry.path())))
-        .filter(|(about, _)| about.is_file())
-        .filter_map(|(about, path)| Some((about.modified().ok()?, path)))
-        .collect();
-    all.sort();
-    for (_, path) in all.iter().take(all.len().saturating_sub(files_max)) {
-        let _ = std::fs::remove_file(path);
-    }
 }
 
 /// Put a file in the place of another, in one step; for the core's user alone (0600).

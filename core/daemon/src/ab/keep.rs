@@ -8,6 +8,7 @@ use crate::owned_file::{self, OwnedError};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 use tally_ab::experiment::Ended;
 use tally_ab::{Reason, Report};
 
@@ -97,7 +98,7 @@ impl Keep {
         crate::socket::private_folder(folder)
             .map_err(|why| format!("{}: {why}", folder.display()))?;
         owned_file::replace(file, &bytes).map_err(|e| wrong(e.to_string()))?;
-        owned_file::thin_out(folder, is_ours, FILES_MAX);
+        thin_out(folder, FILES_MAX);
         Ok(())
     }
 }
@@ -131,6 +132,22 @@ fn is_ours(file: &str) -> bool {
     let stem = file.strip_suffix(EXTENSION).and_then(|stem| stem.strip_suffix('.'));
     let hash = stem.and_then(|stem| stem.rsplit_once('-')).map(|(_, hash)| hash);
     hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Leave at most so many reports in the folder.
+fn thin_out(folder: &Path, files_max: usize) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let mut all: Vec<(SystemTime, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_ours))
+        .filter_map(|entry| Some((entry.metadata().ok()?, entry.path())))
+        .filter(|(about, _)| about.is_file())
+        .filter_map(|(about, path)| Some((about.modified().ok()?, path)))
+        .collect();
+    all.sort();
+    for (_, path) in all.iter().take(all.len().saturating_sub(files_max)) {
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 #[cfg(test)]

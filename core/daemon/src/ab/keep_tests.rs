@@ -1,5 +1,4 @@
 use super::*;
-use std::time::SystemTime;
 use tally_ab::report::ArmSource;
 use tally_ab::{Experiment, Metric, Plan};
 
@@ -84,7 +83,7 @@ fn a_folder_holds_so_many_reports_and_the_oldest_go() {
         let file = std::fs::File::create(folder.path().join(other)).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     }
-    owned_file::thin_out(folder.path(), is_ours, 3);
+    thin_out(folder.path(), 3);
     let left: Vec<bool> = paths.iter().map(|path| path.exists()).collect();
     assert_eq!(left, [false, false, true, true, true]);
     assert!(others.iter().all(|other| folder.path().join(other).exists()));

@@ -12,7 +12,7 @@ pub struct Log {
     /// name. Default: record only on request.
     pub file: Option<PathBuf>,
     /// Folder of logs that are given no path, and of all logs that users in `admin.uids` ask for.
-    /// The newest 32 are kept. Default: `logs` in the folder of `[profiles]`.
+    /// Default: `logs` in the folder of `[profiles]`.
     pub directory: Option<PathBuf>,
     /// Size at which a log ends, unless the request for it names a smaller one.
     #[schemars(range(min = LOG_BYTES_MIN))]

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tally_admin::{Active, CoreStatus, PolicyReport, SCHEMA, Status, UngovernedStatus};
 use tally_contract::limits::{
-    ADMIN_CONNECTIONS_MAX, JOINS_BURST, REFUSALS_BURST, REFUSALS_PER_S, STATUS_KERNELS_MAX,
+    ADMIN_CONNECTIONS_MAX, JOINS_BURST, STATUS_KERNELS_MAX, UNGOVERNED_USER_PER_S,
 };
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
 
@@ -89,8 +89,8 @@ pub struct Places {
     admins: Rc<RefCell<Pool>>,
     clients: Rc<RefCell<Pool>>,
     joins: RefCell<Rate>,
-    /// Refused registrations of which the status tells.
-    refusals: RefCell<Rate>,
+    /// Programs that are not governed, of which the status takes note.
+    ungoverned: RefCell<Rate>,
     kernels: RefCell<KernelShares>,
     /// Registrations whose descriptors are being made.
     registering: Semaphore,
@@ -106,7 +106,7 @@ impl Places {
             admins: Pool::new(ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_MAX / 2),
             clients: Pool::new(room.clients, quota::reserved_clients(settings, room)),
             joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
-            refusals: RefCell::new(Rate::new(REFUSALS_PER_S, REFUSALS_BURST)),
+            ungoverned: RefCell::new(Rate::new(UNGOVERNED_USER_PER_S, UNGOVERNED_USER_PER_S)),
             kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
             registering: Semaphore::new(quota::REGISTERING_MAX),
             turned_away: Cell::new(0),

@@ -226,7 +226,17 @@ fn take_notice(plane: &Plane, peer: &Peer, frame: Result<Frame, RegistrationErro
     if plane.journal.may(Kind::Ungoverned) {
         tracing::warn!(pid = peer.pid, uid = peer.uid, name, reason, "a program is not governed");
     }
-    plane.ungoverned.borrow_mut().report(peer.pid, peer.uid, name, reason);
+    note_ungoverned(plane, peer, name, reason);
+}
+
+/// A program is not governed. Not noted if its user has too many: the kernel takes milliseconds to tell when a process
+/// with thousands of threads started.
+fn note_ungoverned(plane: &Plane, peer: &Peer, name: String, reason: String) {
+    let now = Instant::now();
+    let next = plane.places.ungoverned.borrow_mut().next(plane.user(peer), now, Duration::ZERO);
+    if next.is_some() {
+        plane.ungoverned.borrow_mut().report(peer.pid, peer.uid, name, reason);
+    }
 }
 
 fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &RegistrationError) {
@@ -238,13 +248,8 @@ fn refuse(plane: &Plane, stream: &Connection, peer: &Peer, refusal: &Registratio
     if plane.journal.may(kind) {
         tracing::warn!(pid, uid, "client refused: {refusal}");
     }
-    // To look at a process with many threads takes the kernel milliseconds.
-    let may_look =
-        plane.places.refusals.borrow_mut().next(plane.user(peer), Instant::now(), Duration::ZERO);
-    if may_look.is_some() {
-        let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
-        plane.ungoverned.borrow_mut().report(pid, uid, name, why);
-    }
+    let (why, name) = (format!("refused by the core: {refusal}"), ungoverned::program(pid));
+    note_ungoverned(plane, peer, name, why);
     let _ = wire::answer(stream.as_fd(), &Welcome::encode_refusal(&refusal.to_string()), &[]);
 }
 

@@ -7,7 +7,6 @@ use super::{NAP, RecordError, Wish, now_unix_s};
 use crate::config::Config;
 use crate::files::{READ_MAX, check_output};
 use crate::helpers::{Helper, PeerFd};
-use crate::owned_file;
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::os::unix::fs::OpenOptionsExt;
@@ -146,16 +145,21 @@ pub fn create_in_folder(config: &Config) -> Result<New, RecordError> {
         .map(|n| folder.join(format!("{}-{n}.tallylog", now_unix_s())))
         .find(|p| !p.exists());
     let path = free.ok_or_else(|| RecordError::Request("no name is free".into()))?;
-    // Admins without root could otherwise fill the disk.
-    owned_file::thin_out(&folder, is_ours, LOGS_MAX - 1);
+    let count = count(&folder).map_err(|e| RecordError::Request(e.to_string()))?;
+    if count >= LOGS_MAX {
+        return Err(RecordError::Request(format!(
+            "{} holds {count} logs, at most {LOGS_MAX}: have some removed, or name a file of your own",
+            folder.display()
+        )));
+    }
     create(&path).map_err(|e| RecordError::Request(e.to_string()))
 }
 
-/// Whether a file of the folder of logs has a name that the core gives.
-fn is_ours(name: &str) -> bool {
-    let stem = name.strip_suffix(".tallylog").and_then(|stem| stem.split_once('-'));
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    stem.is_some_and(|(time, number)| is_number(time) && is_number(number))
+/// Logs in a folder.
+fn count(folder: &Path) -> std::io::Result<usize> {
+    let is_log = |name: &std::ffi::OsStr| Path::new(name).extension() == Some("tallylog".as_ref());
+    let names = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
+    Ok(names.filter(|name| is_log(name)).count())
 }
 
 /// A file that a peer opened, by the name that it gave.
@@ -384,20 +388,18 @@ mod tests {
     use tally_decision_log::{Tap, TapOptions};
 
     #[test]
-    fn of_logs_that_go_to_the_cores_folder_the_newest_are_kept() {
+    fn the_cores_folder_holds_so_many_logs() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.log.directory = Some(dir.path().to_path_buf());
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .unwrap();
-        for other in ["mine.tallylog", "1-x.tallylog", "1-1.txt"] {
-            std::fs::write(dir.path().join(other), "").unwrap();
-        }
-        let made: Vec<New> =
-            (0..LOGS_MAX + 3).map(|_| create_in_folder(&config).unwrap()).collect();
-        let count = std::fs::read_dir(dir.path()).unwrap().count();
-        assert_eq!(count, LOGS_MAX + 3, "three of them are somebody else's");
-        assert!(made.last().unwrap().path.exists());
+        std::fs::write(dir.path().join("notes.txt"), "").unwrap();
+        let made: Vec<New> = (0..LOGS_MAX).map(|_| create_in_folder(&config).unwrap()).collect();
+        let Err(RecordError::Request(why)) = create_in_folder(&config) else { panic!("one more") };
+        assert!(why.contains("holds 32 logs, at most 32: have some removed"), "{why}");
+        std::fs::remove_file(&made[0].path).unwrap();
+        assert!(create_in_folder(&config).is_ok());
     }
 
     #[test]
