@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_contract::objective::{Objective, tpot_of_labels};
 use tally_engine::policy::Class;
 use tally_engine::{Action, Measured, Submission};
-use tally_ipc::layout::{RING_SLOTS, STREAM_SLOTS, notify, submission_flags};
+use tally_ipc::layout::{Activity, RING_SLOTS, STREAM_SLOTS, notify, submission_flags};
 use tally_ipc::ring::{self, Answer, Polled};
 use tally_ipc::wait;
 
@@ -111,7 +111,7 @@ pub struct DispatchClient {
     busy: bool,
     stands: bool,
     busy_periods: u64,
-    /// Time that it had been busy when it registered, ns: under other cores.
+    /// Time that it had been busy when it registered, ns: under other cores. With what of a period was over then.
     pub busy_before_ns: u64,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
@@ -121,10 +121,19 @@ pub struct DispatchClient {
     standstill: Standstill,
 }
 
+/// For how long a client has been busy, by its own account. Of a period, a shim counts the length when it ends.
+fn busy_ns(activity: &Activity, now_ns: u64) -> u64 {
+    let open_ns = match activity.busy_streams.load(SeqCst) {
+        0 => 0,
+        _ => now_ns.saturating_sub(activity.busy_since_ns.load(Relaxed)),
+    };
+    activity.busy_total_ns.load(Relaxed).saturating_add(open_ns)
+}
+
 impl DispatchClient {
     pub fn new(link: NewClient, now_ns: u64, settings: &Settings) -> Self {
         let busy_periods = link.region.activity.busy_periods.load(Relaxed);
-        let busy_before_ns = link.region.activity.busy_total_ns.load(Relaxed);
+        let busy_before_ns = busy_ns(&link.region.activity, now_ns);
         let service = (link.info.class == Class::High).then(|| {
             let labels = link.info.labels.iter().map(|(key, value)| (&**key, &**value));
             // What is no objective was logged when it registered.

@@ -214,6 +214,18 @@ fn a_client_that_stops_with_a_launch_in_flight_is_waited_for_no_longer() {
     assert_eq!(client.standstills(), 2);
 }
 
+/// A shim counts a period of activity when it ends.
+#[test]
+fn time_busy_before_a_client_registered_has_the_open_period() {
+    let hostile = Hostile::new(true);
+    let activity = &hostile.theirs.activity;
+    activity.busy_total_ns.store(12, SeqCst);
+    activity.busy_since_ns.store(100, SeqCst);
+    assert_eq!(busy_ns(activity, 150), 12);
+    activity.busy_streams.store(1, SeqCst);
+    assert_eq!((busy_ns(activity, 150), busy_ns(activity, 50)), (62, 12));
+}
+
 /// It launched all of them long ago.
 #[test]
 fn a_client_whose_launches_end_gets_on() {
