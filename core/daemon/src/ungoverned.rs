@@ -7,6 +7,9 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tally_admin::UngovernedStatus;
 use tally_contract::limits::UNGOVERNED_MAX;
@@ -26,6 +29,8 @@ const FOUND_MAX: usize = 64;
 const LOOK_MAX: Duration = Duration::from_millis(100);
 /// Longest wait for it: a process may make reading its environment wait.
 const WAIT_MAX: Duration = Duration::from_millis(200);
+/// A look that has taken so long is kept waiting by the process that it looks at.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// What a look found is shown for so many times as long as it took, but no longer than a second.
 const SHOWN_TIMES: u32 = 10;
 const SHOWN_MAX: Duration = Duration::from_secs(1);
@@ -101,16 +106,37 @@ struct Looked {
 }
 
 /// Looks at the processes for those who ask for the status, one look at a time and not too often.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Looker {
+    proc: PathBuf,
     looked: RefCell<Looked>,
     /// Until when the last look is shown, and none is made.
     shown: RefCell<Option<Instant>>,
-    is_looking: RefCell<bool>,
+    /// When the look under way began.
+    looking_since: RefCell<Option<Instant>>,
+    /// The process that it looks at.
+    at: Arc<AtomicU32>,
     done: Notify,
 }
 
+impl Default for Looker {
+    fn default() -> Self {
+        Looker::new("/proc".into())
+    }
+}
+
 impl Looker {
+    fn new(proc: PathBuf) -> Self {
+        Looker {
+            proc,
+            looked: RefCell::default(),
+            shown: RefCell::default(),
+            looking_since: RefCell::default(),
+            at: Arc::default(),
+            done: Notify::new(),
+        }
+    }
+
     /// What is found among the processes. If that takes too long, what was found before.
     pub async fn found(
         self: &Rc<Self>,
@@ -120,23 +146,37 @@ impl Looker {
         let is_shown = self.shown.borrow().is_some_and(|until| Instant::now() < until);
         if !is_shown {
             let done = self.done.notified();
-            if !self.is_looking.replace(true) {
+            if self.looking_since.borrow().is_none() {
+                *self.looking_since.borrow_mut() = Some(Instant::now());
                 self.clone().look(socket, clients.clone());
             }
             let _ = tokio::time::timeout(WAIT_MAX, done).await;
         }
         let looked = self.looked.borrow();
-        looked.found.iter().filter(|process| !clients.contains(&process.pid)).cloned().collect()
+        let found = looked.found.iter().filter(|process| !clients.contains(&process.pid)).cloned();
+        self.keeps_waiting().into_iter().chain(found).collect()
+    }
+
+    /// The process that keeps a look waiting: its memory is that of a file system that does not answer, for one.
+    fn keeps_waiting(&self) -> Option<UngovernedStatus> {
+        let since = (*self.looking_since.borrow())?;
+        (since.elapsed() >= STUCK_AFTER).then(|| {
+            let pid = self.at.load(Relaxed);
+            let reason = "reading its environment does not end, and no program behind it is looked \
+                          at until that does: end it";
+            status_of(&self.proc.join(pid.to_string()), pid, reason)
+        })
     }
 
     fn look(self: Rc<Self>, socket: PathBuf, clients: BTreeSet<u32>) {
         let last = std::mem::take(&mut *self.looked.borrow_mut());
         // Shown meanwhile.
         self.looked.borrow_mut().found.clone_from(&last.found);
+        let (proc, at) = (self.proc.clone(), self.at.clone());
         tokio::task::spawn_local(async move {
             let looking = tokio::task::spawn_blocking(move || {
                 let began = Instant::now();
-                let looked = look(Path::new("/proc"), &socket, &clients, last, began + LOOK_MAX);
+                let looked = look(&proc, &socket, &clients, last, began + LOOK_MAX, &at);
                 (looked, began.elapsed())
             });
             if let Ok((looked, took)) = looking.await {
@@ -144,7 +184,7 @@ impl Looker {
                 *self.shown.borrow_mut() =
                     Some(Instant::now() + (took * SHOWN_TIMES).min(SHOWN_MAX));
             }
-            self.is_looking.replace(false);
+            *self.looking_since.borrow_mut() = None;
             self.done.notify_waiters();
         });
     }
@@ -152,12 +192,14 @@ impl Looker {
 
 /// Processes whose environment names this core, that have the CUDA driver mapped and are not clients. A core
 /// that is not root sees those of its own user. Those that are not looked at before `until` are as in the last look.
+/// `at`: which one it looks at.
 fn look(
     proc: &Path,
     socket: &Path,
     clients: &BTreeSet<u32>,
     last: Looked,
     until: Instant,
+    at: &AtomicU32,
 ) -> Looked {
     let Ok(processes) = std::fs::read_dir(proc) else { return Looked::default() };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -167,6 +209,7 @@ fn look(
     let (mut found, mut from) = (Vec::new(), 0);
     for pid in order {
         left.remove(&pid);
+        at.store(pid, Relaxed);
         found.extend(examine(&proc.join(pid.to_string()), pid, socket, until));
         if found.len() >= FOUND_MAX || Instant::now() >= until {
             from = pid.saturating_add(1);
@@ -183,15 +226,19 @@ fn examine(process: &Path, pid: u32, socket: &Path, until: Instant) -> Option<Un
         return None;
     }
     let reason = why_past_us(&read(&process.join("maps"), until)?)?;
+    Some(status_of(process, pid, reason))
+}
+
+fn status_of(process: &Path, pid: u32, reason: &str) -> UngovernedStatus {
     let uid = std::fs::metadata(process);
-    Some(UngovernedStatus {
+    UngovernedStatus {
         pid,
         uid: uid.map_or(u32::MAX, |m| std::os::unix::fs::MetadataExt::uid(&m)),
         name: program(pid),
         reason: reason.into(),
         running: true,
         reported_s: 0.0,
-    })
+    }
 }
 
 /// `None` if it cannot be read, or not whole before `until`.
@@ -280,6 +327,9 @@ mod tests {
         let later = || Instant::now() + Duration::from_secs(60);
         let pids = |looked: &Looked| looked.found.iter().map(|p| p.pid).collect::<BTreeSet<_>>();
         let proc = processes(1..201);
+        let look = |proc: &Path, socket: &Path, clients: &BTreeSet<u32>, last, until| {
+            look(proc, socket, clients, last, until, &AtomicU32::new(0))
+        };
         let mut looked = Looked::default();
         let mut seen = BTreeSet::new();
         for _ in 0..4 {
@@ -302,6 +352,32 @@ mod tests {
         // What was found is shown until it is looked at again.
         let looked = look(proc.path(), socket, &BTreeSet::from([2]), looked, Instant::now());
         assert_eq!((pids(&looked), looked.from), (BTreeSet::from([3]), 2));
+    }
+
+    #[test]
+    fn a_process_that_keeps_the_look_waiting_is_named() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let proc = processes(1..4);
+        let environment = proc.path().join("2/environ");
+        std::fs::remove_file(&environment).unwrap();
+        // Opened by a reader it waits for a writer.
+        mknodat(CWD, &environment, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let looker = Rc::new(Looker::new(proc.path().to_path_buf()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let tasks = tokio::task::LocalSet::new();
+        let found = || tasks.block_on(&runtime, looker.found("/s".into(), BTreeSet::new()));
+        let named = || found().iter().any(|p| p.pid == 2 && p.reason.contains("does not end"));
+        assert!(!named(), "not yet");
+        let start = Instant::now();
+        while !named() {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        drop(std::fs::OpenOptions::new().write(true).open(&environment).unwrap());
+        while named() {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        let pids: BTreeSet<u32> = found().iter().map(|process| process.pid).collect();
+        assert!(pids.is_superset(&BTreeSet::from([1, 3])), "{pids:?}");
     }
 
     #[test]
