@@ -415,7 +415,31 @@ fn parse_error(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map(|before| before.matches('\n').count() + 1);
     let place = line.map_or_else(String::new, |line| format!("line {line}: "));
-    format!("{place}{}", error.message())
+    let (key, message) = (key_before(before), in_words(error.message()));
+    // Of a value only: another text could be a secret.
+    let key = key.filter(|_| message.starts_with("invalid "));
+    format!("{place}{}{message}", key.map_or_else(String::new, |key| format!("{key}: ")))
+}
+
+/// The key whose value begins behind this.
+fn key_before(before: Option<&str>) -> Option<&str> {
+    let key = before?.lines().next_back()?.split_once('=')?.0.trim();
+    let is_key = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    (!key.is_empty() && key.bytes().all(is_key)).then_some(key)
+}
+
+/// An error's message without the names of Rust's types.
+fn in_words(message: &str) -> String {
+    let Some((what, wanted)) = message.rsplit_once(", expected ") else { return message.into() };
+    let wanted = match wanted {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, not below 0, without a unit",
+        "i8" | "i16" | "i32" | "i64" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a sequence" => "a list",
+        wanted if wanted.starts_with("struct ") => "a table",
+        wanted => wanted,
+    };
+    format!("{what}, expected {wanted}")
 }
 
 impl Config {
@@ -521,6 +545,19 @@ mod tests {
         assert!(config.socket.path.is_some() && config.admin.socket.is_some());
         assert!(config.dispatch.spin_us.is_some());
         config.check().unwrap();
+    }
+
+    #[test]
+    fn values_of_another_type_are_refused_by_key_and_in_words() {
+        let of = |text: &str| parse_error(text, &toml::from_str::<Config>(text).unwrap_err());
+        assert_eq!(
+            of("[engine]\nwindow_us = \"1ms\"\n"),
+            "line 2: window_us: invalid type: string \"1ms\", expected a whole number, not below 0, without a unit"
+        );
+        assert!(of("[engine]\nwindow_us = -5\n").starts_with("line 2: window_us: invalid value"));
+        assert!(of("engine = 3\n").ends_with("expected a table"));
+        // It may be a file of secrets.
+        assert!(!of("key 93f1 = 7\n").contains("93f1"));
     }
 
     #[test]
