@@ -120,7 +120,7 @@ fn a_floor_is_cut_to_what_the_operator_allows_and_to_what_others_leave() -> Resu
         Ok((floor(&scene, "second")? == Some([12.5, 10.0])).then_some(()))
     })?;
     for (arguments, expected) in [
-        (&["client", "set", "web", "--min-share", "10%"][..], "no best-effort client"),
+        (&["client", "set", "web", "--min-share", "10%"][..], "is high priority: only best-effort"),
         (&["client", "set", "third", "--min-share", "95%"], "from 1% to 90%"),
         (&["run", "--min-share", "20", "--", "true"], "such as 20%"),
     ] {

@@ -409,6 +409,7 @@ impl Report {
             all.push(format!("{pairs} pairs of blocks said nothing and were left out"));
         }
         if self.finding != Finding::Undecided
+            && self.pairs >= PAIRS_MIN
             && let (low, high) = (self.effect.low.unwrap_or(0.0), self.effect.high)
             && low < 1.0
             && high.is_none_or(|high| high > 1.0)

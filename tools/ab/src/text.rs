@@ -10,7 +10,14 @@ use crate::units::time;
 use crate::verdict::{PAIRS_MIN, Verdict, quantile_name, ratio_in_words};
 use std::fmt::Write;
 
-fn bounds(effect: &Effect, level: f64) -> String {
+/// The interval of an effect. From few pairs it would say more than is known.
+fn bounds(effect: &Effect, level: f64, pairs: usize) -> String {
+    if pairs < PAIRS_MIN {
+        return format!("no interval from fewer than {PAIRS_MIN} pairs");
+    }
+    if (effect.low, effect.high) == (None, None) {
+        return format!("no {} % interval yet", percent(level));
+    }
     let show = |bound: Option<f64>, open: &str| {
         bound.map_or_else(|| open.to_owned(), |ratio| format!("{:+.1} %", (ratio - 1.0) * 100.0))
     };
@@ -86,7 +93,7 @@ impl Combined {
             self.reports,
             self.pairs,
             ratio_in_words(self.effect.ratio),
-            bounds(&self.effect, (1.0 - self.alpha) * 100.0),
+            bounds(&self.effect, (1.0 - self.alpha) * 100.0, self.pairs),
             self.e_value,
             1.0 / self.alpha,
             self.alpha
@@ -153,18 +160,19 @@ impl Report {
                 None => format!("{} over all blocks", plan.metric),
             };
             let words = ratio_in_words(overall.effect.ratio);
-            writeln!(out, "{name}: B {words}; {} (approximate)", bounds(&overall.effect, level))?;
+            let bounds = bounds(&overall.effect, level, self.pairs);
+            writeln!(out, "{name}: B {words}; {bounds} (approximate)")?;
         }
         writeln!(out, "{}", found(self.finding, plan.metric))?;
         let effect = &self.effect;
         let words = ratio_in_words(effect.ratio);
+        if self.pairs > 0 {
+            writeln!(out, "  effect       {words}; {}", bounds(effect, level, self.pairs))?;
+        }
         if self.pairs >= PAIRS_MIN {
-            writeln!(out, "  effect       {words}; {}", bounds(effect, level))?;
             let mean = &self.mean_effect;
-            let words = ratio_in_words(mean.ratio);
-            writeln!(out, "  mean effect  {words}; {} (for many pairs)", bounds(mean, level))?;
-        } else if self.pairs > 0 {
-            writeln!(out, "  effect       {words}; no interval from fewer than {PAIRS_MIN} pairs")?;
+            let (words, bounds) = (ratio_in_words(mean.ratio), bounds(mean, level, self.pairs));
+            writeln!(out, "  mean effect  {words}; {bounds} (for many pairs)")?;
         }
         writeln!(
             out,
@@ -193,11 +201,11 @@ impl Report {
         }
         for beside in self.beside.iter().filter(|beside| beside.pairs >= PAIRS_MIN) {
             let words = ratio_in_words(beside.effect.ratio);
-            let bounds = bounds(&beside.effect, level);
-            writeln!(out, "  {:<13}{words}; {bounds} (of all these at once)", beside.name)?;
+            let bounds = bounds(&beside.effect, level, beside.pairs);
+            writeln!(out, "  {:<12} {words}; {bounds} (of all these at once)", beside.name)?;
         }
         for rate in self.rates.iter().filter(|rate| rate.pairs >= PAIRS_MIN) {
-            writeln!(out, "  {:<13}{}", rate.name, rate_in_words(rate, level))?;
+            writeln!(out, "  {:<12} {}", rate.name, rate_in_words(rate, level))?;
         }
         for guard in &plan.guards {
             writeln!(out, "  guard        {guard}")?;

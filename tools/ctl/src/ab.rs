@@ -22,7 +22,7 @@ use tally_ab::units::{parse_ns, time};
 use tally_ab::verdict::ratio_in_words;
 use tally_ab::{Metric, Plan, Reason, Report, Verdict};
 use tally_admin::ab::AbStatus;
-use tally_admin::{Request, Source};
+use tally_admin::{Class, ClientStatus, Request, Service, Source, Status};
 use tally_decision_log::text::make_printable;
 use tally_ipc::admin::File;
 
@@ -407,6 +407,10 @@ fn report_of(
     )?;
     let mut told = Vec::new();
     warn_of_guards(out, &begun, &mut told)?;
+    let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
+    if let Some(lack) = lack(begun.metric, &status.clients) {
+        writeln!(out, "note: {} says nothing while {lack}", begun.metric)?;
+    }
     out.flush()?;
     if !args.wait {
         return Ok(None);
@@ -429,6 +433,32 @@ fn exit_code(verdict: Verdict) -> ExitCode {
         Verdict::Undecided => EXIT_UNDECIDED.into(),
         Verdict::Withdrawn => EXIT_GUARD.into(),
         Verdict::Invalid => EXIT_INVALID.into(),
+    }
+}
+
+/// What a metric is of and no client has now.
+fn lack(metric: Metric, clients: &[ClientStatus]) -> Option<&'static str> {
+    let is_any = |class: Class| clients.iter().any(|client| client.identity.class == class);
+    let serves = |has: fn(&Service) -> bool| {
+        clients.iter().filter_map(|client| client.service.as_ref()).any(has)
+    };
+    match metric {
+        Metric::HpP99 if !is_any(Class::High) => Some("there is no high-priority client"),
+        Metric::BeThroughput if !is_any(Class::BestEffort) => {
+            Some("there is no best-effort client")
+        }
+        Metric::SloAttainment if !serves(|service| service.objective.is_some()) => Some(
+            "no client has an objective for requests: `tallyctl client set --slo` gives it one",
+        ),
+        Metric::TpotAttainment if !serves(|service| service.tpot.is_some()) => {
+            Some("no client has an objective for tokens: `tallyctl client set --tpot` gives it one")
+        }
+        Metric::TokenP99
+            if !serves(|service| service.tpot.is_some() || service.marks.is_some()) =>
+        {
+            Some("no client marks tokens or has an objective for them")
+        }
+        _ => None,
     }
 }
 

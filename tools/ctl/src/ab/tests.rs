@@ -1,4 +1,28 @@
 use super::*;
+
+#[test]
+fn a_metric_that_nothing_feeds_is_said_at_the_start() {
+    let client = |class, service: Option<Service>| ClientStatus {
+        identity: tally_admin::Identity { class, ..Default::default() },
+        service,
+        ..ClientStatus::default()
+    };
+    let service = |objective, tpot| Some(Service { objective, tpot, ..Service::default() });
+    let objective = Some(tally_admin::Objective { slo_ms: 1.0, percentile: 99.0 });
+    let tpot = Some(tally_admin::Tpot { tpot_ms: 1.0, tokens_within: 0, attainment_percent: None });
+    let plain = [client(Class::High, service(None, None))];
+    let says = |metric, clients: &[ClientStatus]| lack(metric, clients).is_some();
+    assert!(!says(Metric::HpP99, &plain) && says(Metric::HpP99, &[]));
+    assert!(says(Metric::BeThroughput, &plain));
+    assert!(!says(Metric::BeThroughput, &[client(Class::BestEffort, None)]));
+    for metric in [Metric::SloAttainment, Metric::TpotAttainment, Metric::TokenP99] {
+        assert!(says(metric, &plain), "{metric}");
+    }
+    let with_objective = [client(Class::High, service(objective, None))];
+    assert!(!says(Metric::SloAttainment, &with_objective));
+    let with_tpot = [client(Class::High, service(None, tpot))];
+    assert!(!says(Metric::TpotAttainment, &with_tpot) && !says(Metric::TokenP99, &with_tpot));
+}
 use crate::cli::{Cli, Command};
 use clap::Parser;
 use tally_ab::report::GuardReport;

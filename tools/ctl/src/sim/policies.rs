@@ -58,6 +58,11 @@ impl Policies {
     #[cfg(feature = "wasm")]
     fn load_wasm(&self, file: &str) -> Result<Box<dyn Policy + Send>, CtlError> {
         let Some(host) = &self.host else { return Err(CtlError::Usage("no host".into())) };
+        if !Path::new(file).exists() && tally_native_policy::by_name(file, "").is_ok() {
+            return Err(CtlError::Usage(format!(
+                "--policy {file}: there is no such file; expected that of a component, or {NATIVE}{file}"
+            )));
+        }
         let loaded = host.load_file(Path::new(file), &self.config);
         let policy = loaded.map_err(|e| CtlError::Failed(format!("--policy: {e}")))?;
         Ok(Box::new(policy))
