@@ -407,8 +407,10 @@ fn report_of(
     )?;
     let mut told = Vec::new();
     warn_of_guards(out, &begun, &mut told)?;
-    let status: Status = core.get(&Request::Status { kernels: Some(0) })?;
-    if let Some(lack) = lack(begun.metric, &status.clients) {
+    // The test runs, whatever the status says.
+    if let Ok(status) = core.get::<Status>(&Request::Status { kernels: Some(0) })
+        && let Some(lack) = lack(begun.metric, &status.clients)
+    {
         writeln!(out, "note: {} says nothing while {lack}", begun.metric)?;
     }
     out.flush()?;

@@ -240,7 +240,8 @@ fn the_verdict_of_an_ab_test_is_an_exit_code() {
         let core = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut asked = BufReader::new(&stream).lines();
-            for answer in [status(true), status(false), report] {
+            let clients = serde_json::to_value(tally_admin::Status::default()).unwrap();
+            for answer in [status(true), clients, status(false), report] {
                 asked.next().unwrap().unwrap();
                 writeln!(&stream, "{}", serde_json::json!({"ok": answer})).unwrap();
             }
@@ -251,6 +252,7 @@ fn the_verdict_of_an_ab_test_is_an_exit_code() {
         assert_eq!(output.status.code(), Some(code), "{verdict:?}: {}", said(&output));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.contains("x (A) against y (B)") && said.contains(verdict.as_str()), "{said}");
+        assert!(said.contains("note: hp_p99 says nothing while there is no"), "{said}");
         // Once, when the test begins.
         assert_eq!(said.matches("by accident in up to 40 %").count(), 1, "{said}");
     }
