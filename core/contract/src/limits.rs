@@ -345,7 +345,7 @@ limits! {
         JOIN_WAIT_MS_MAX: u64 = 500, Ms;
         /// Registrations of one user at once, before `admission.user_joins_per_s` counts.
         JOINS_BURST: u32 = 64, Count;
-        /// Programs of one user that are not governed, a second, that the status takes note of. As many more at once.
+        /// Ungoverned programs of one user, a second, that the status takes note of, after as many as it shows.
         UNGOVERNED_USER_PER_S: u32 = 10, Count;
         /// Admin connections. Half are for admins, of whom one user has at most half.
         ADMIN_CONNECTIONS_MAX: usize = 32, Count;

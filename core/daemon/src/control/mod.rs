@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tally_admin::{Active, CoreStatus, PolicyReport, SCHEMA, Status, UngovernedStatus};
 use tally_contract::limits::{
-    ADMIN_CONNECTIONS_MAX, JOINS_BURST, STATUS_KERNELS_MAX, UNGOVERNED_USER_PER_S,
+    ADMIN_CONNECTIONS_MAX, JOINS_BURST, STATUS_KERNELS_MAX, UNGOVERNED_MAX, UNGOVERNED_USER_PER_S,
 };
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc};
 
@@ -106,7 +106,7 @@ impl Places {
             admins: Pool::new(ADMIN_CONNECTIONS_MAX, ADMIN_CONNECTIONS_MAX / 2),
             clients: Pool::new(room.clients, quota::reserved_clients(settings, room)),
             joins: RefCell::new(Rate::new(settings.user_joins_per_s, JOINS_BURST)),
-            ungoverned: RefCell::new(Rate::new(UNGOVERNED_USER_PER_S, UNGOVERNED_USER_PER_S)),
+            ungoverned: RefCell::new(Rate::new(UNGOVERNED_USER_PER_S, UNGOVERNED_MAX as u32)),
             kernels: RefCell::new(KernelShares::new(settings.user_kernels_max)),
             registering: Semaphore::new(quota::REGISTERING_MAX),
             turned_away: Cell::new(0),
