@@ -9,13 +9,15 @@
 //! Must be called where no launch on some of the SMs is being made ([`Host::alone`](crate::host::Host::alone) sees to
 //! that): one that came between a join's two calls would be lost to it.
 
-use crate::cuda::{STREAM_LEGACY, SUCCESS, driver};
+use crate::cuda::{NOT_READY, Ptr, STREAM_LEGACY, SUCCESS, driver};
+use crate::host::host;
 use crate::lock::Lock;
 use crate::sm_limit;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
+use tally_ipc::wait;
 
 /// The last launches of a slot's stream, which that does not wait for yet.
 struct Open {
@@ -33,6 +35,9 @@ struct Open {
 
 /// How long a thread waits for another one's join: the driver may keep that waiting, or a signal handler be within it.
 const JOIN_MAX: Duration = Duration::from_secs(1);
+
+/// Pause between two questions whether a stream's launches have ended.
+const NAP: Duration = Duration::from_micros(50);
 
 static OPEN: [Open; STREAM_SLOTS] = [const {
     Open {
@@ -84,12 +89,16 @@ fn bit(slot: usize) -> u64 {
 
 /// All streams join.
 pub fn all() {
-    of(SLOTS.load(SeqCst));
+    let mut left = SLOTS.load(SeqCst);
+    while left != 0 {
+        one(left.trailing_zeros() as usize);
+        left &= left - 1;
+    }
 }
 
 /// Those join that a launch of a slot's blocking stream comes behind: of the legacy stream all blocking ones of its
-/// context, of another one the legacy stream.
-pub(crate) fn before(slot: usize, stream: usize, context: usize) {
+/// context, of another one the legacy stream. False: the driver refused that.
+pub(crate) fn before(slot: usize, stream: usize, context: usize) -> bool {
     let is_before = |at: &usize| {
         let open = &OPEN[*at];
         let of_legacy = open.stream.load(SeqCst) == STREAM_LEGACY;
@@ -98,31 +107,45 @@ pub(crate) fn before(slot: usize, stream: usize, context: usize) {
             && open.is_blocking.load(SeqCst)
             && (stream == STREAM_LEGACY || of_legacy)
     };
-    let found = (0..STREAM_SLOTS).filter(is_before).fold(0, |all, at| all | bit(at));
-    of(SLOTS.load(SeqCst) & found);
+    let slots = SLOTS.load(SeqCst);
+    (0..STREAM_SLOTS).filter(is_before).all(|at| slots & bit(at) == 0 || try_one(at))
 }
 
-fn of(slots: u64) {
-    let mut left = slots;
-    while left != 0 {
-        // One that the driver refuses is for whoever comes next. In a context in error every call fails.
-        let _ = one(left.trailing_zeros() as usize);
-        left &= left - 1;
+/// A slot's stream joins, if it has to. Where the driver refuses that, it has no more events, say, the launches end
+/// before what comes behind them is asked for.
+fn one(slot: usize) {
+    let open = &OPEN[slot & 63];
+    while attempt(slot) == Some(false) && !host().is_exiting() {
+        let (launches, limited) = (open.launches.load(SeqCst), open.limited.load(SeqCst));
+        let Some(query) = driver().stream_query.filter(|_| limited != 0) else { return };
+        // SAFETY: a stream of ours.
+        match driver().relaxed(|| unsafe { query(limited as Ptr) }) {
+            NOT_READY => wait::nap(NAP),
+            SUCCESS if open.launches.load(SeqCst) == launches => return close(slot),
+            SUCCESS => {}
+            // In a context in error every call fails.
+            _ => return,
+        }
     }
 }
 
-/// A slot's stream joins, if it has to. False: the driver refused that.
-pub(crate) fn one(slot: usize) -> bool {
+/// The same. False: the driver refuses it.
+pub(crate) fn try_one(slot: usize) -> bool {
+    attempt(slot) == Some(true)
+}
+
+/// Whether a slot's stream has joined. `None`: it is of a context that is not there.
+fn attempt(slot: usize) -> Option<bool> {
     let open = &OPEN[slot & 63];
     if open.limited.load(SeqCst) == 0 {
-        return true;
+        return Some(true);
     }
     // One at a time: the second one's wait could come behind what the first one's thread launches next.
     let _held = open.joining.lock_within(JOIN_MAX);
     let launches = open.launches.load(SeqCst);
     let limited = open.limited.load(SeqCst);
     if limited == 0 {
-        return true;
+        return Some(true);
     }
     let stream = open.stream.load(SeqCst);
     let wait = || sm_limit::wait_behind(stream, limited);
@@ -138,7 +161,7 @@ pub(crate) fn one(slot: usize) -> bool {
     if is_joined && open.launches.load(SeqCst) == launches {
         close(slot);
     }
-    is_joined
+    result.map(|_| is_joined)
 }
 
 fn close(slot: usize) {
@@ -161,7 +184,7 @@ pub(crate) fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::{CuResult, Ptr, find_by};
+    use crate::cuda::{CuResult, find_by};
     use std::ffi::{CStr, c_uint, c_void};
     use std::ptr::NonNull;
     use std::sync::atomic::AtomicU32;
@@ -174,7 +197,20 @@ mod tests {
         SUCCESS
     }
 
-    extern "C" fn wait(_: Ptr, _: Ptr, _: c_uint) -> CuResult {
+    /// How often a stream is asked until its launches have ended.
+    static QUESTIONS: AtomicU32 = AtomicU32::new(0);
+    /// A stream that waits for nothing.
+    const REFUSED: usize = 9;
+    const OUT_OF_MEMORY: CuResult = 2;
+
+    extern "C" fn query(_: Ptr) -> CuResult {
+        if QUESTIONS.fetch_add(1, SeqCst) < 3 { NOT_READY } else { SUCCESS }
+    }
+
+    extern "C" fn wait(stream: Ptr, _: Ptr, _: c_uint) -> CuResult {
+        if stream as usize == REFUSED {
+            return OUT_OF_MEMORY;
+        }
         WAITS.fetch_add(1, SeqCst);
         while !GOES_ON.load(SeqCst) {
             thread::yield_now();
@@ -185,6 +221,7 @@ mod tests {
     fn find(name: &CStr) -> Option<NonNull<c_void>> {
         match name.to_bytes() {
             b"cuEventRecord" => NonNull::new(record as *mut c_void),
+            b"cuStreamQuery" => NonNull::new(query as *mut c_void),
             b"cuStreamWaitEvent" => NonNull::new(wait as *mut c_void),
             _ => None,
         }
@@ -198,12 +235,12 @@ mod tests {
         open(3, 77, (5, 0), false);
         let has_joined = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| assert!(one(3)));
+            scope.spawn(|| one(3));
             while WAITS.load(SeqCst) == 0 {
                 thread::yield_now();
             }
             scope.spawn(|| {
-                assert!(one(3));
+                one(3);
                 has_joined.store(true, SeqCst);
             });
             thread::sleep(Duration::from_millis(20));
@@ -211,5 +248,11 @@ mod tests {
             GOES_ON.store(true, SeqCst);
         });
         assert_eq!((WAITS.load(SeqCst), are_open()), (1, false));
+
+        open(4, 78, (REFUSED, 0), false);
+        assert!(!try_one(4) && are_open());
+        // The driver refuses it, and the launches end.
+        one(4);
+        assert_eq!((QUESTIONS.load(SeqCst), are_open()), (4, false));
     }
 }

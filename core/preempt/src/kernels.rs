@@ -91,6 +91,11 @@ pub fn refuse_sm_limit(index: usize) {
     }
 }
 
+/// Whether its launches may be limited, also if nobody has read its code.
+pub(crate) fn may_be_limited_unread(index: usize) -> bool {
+    KERNELS.get(index).is_some_and(|kernel| kernel.may_be_limited_unread.load(Relaxed))
+}
+
 /// A kernel's transformed form, if it is ready.
 pub fn transformed(index: usize) -> Option<&'static Transformed> {
     let kernel = KERNELS.get(index)?;

@@ -43,6 +43,11 @@ pub struct KernelArguments {
     pub extra: *mut Ptr,
 }
 
+/// Blocks of a grid.
+pub(crate) fn blocks_of(grid: [u32; 3]) -> u64 {
+    grid.iter().fold(1, |all, n| all.saturating_mul(u64::from(*n)))
+}
+
 impl KernelArguments {
     pub(crate) fn attributes(&self) -> &[LaunchAttribute] {
         if self.attributes.is_null() {

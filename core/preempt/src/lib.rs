@@ -56,8 +56,10 @@ pub mod joins;
 mod kernels;
 pub mod launch;
 mod limit_cost;
+mod limited;
 pub mod lock;
 mod making;
+pub mod occupied_sms;
 mod offset;
 mod places;
 pub mod prepare;
@@ -167,7 +169,7 @@ pub fn launch(planned: &PlannedLaunch<'_>, answer: Answer) -> Option<CuResult> {
 /// [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): those that were SM-limited are launched whole
 /// from now on.
 pub fn stuck(slot: usize, number: u32) {
-    sm_limit::stuck(slot, number).into_iter().for_each(graphs::limit::refuse);
+    limited::stuck(slot, number).into_iter().for_each(graphs::limit::refuse);
 }
 
 /// The program may give up its last reference to a primary context: green contexts of the shim's go. `wait_out` returns

@@ -22,11 +22,10 @@ use crate::cuda::{
     Ptr, RESOURCE_SM, STREAM_NON_BLOCKING, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
+use crate::launch::{KernelArguments, PlannedLaunch, StreamState, blocks_of};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, Limitable};
-use crate::{joins, kernels, limit_cost, places, settings, transformed};
-use std::collections::VecDeque;
+use crate::{joins, kernels, limit_cost, limited, occupied_sms, places, settings, transformed};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
@@ -34,8 +33,7 @@ use tally_contract::limits::BACKLOG_MAX;
 use tally_contract::widths;
 use tally_ipc::layout::submission_flags::CAN_LIMIT;
 use tally_ipc::layout::{KERNEL_SLOTS, STREAM_SLOTS};
-use tally_ipc::{ring, wait};
-use tally_rewriter::TransformRefusal;
+use tally_ipc::wait;
 
 /// Events in turn: each is recorded and waited for at once, long before it comes round.
 const EVENTS: usize = 256;
@@ -48,18 +46,6 @@ struct GreenContext {
     streams: Box<[Vec<(i32, usize)>; STREAM_SLOTS]>,
 }
 
-/// What was SM-limited.
-#[derive(Clone, Copy, Debug)]
-enum What {
-    Kernel(usize),
-    /// A graph: the program's exec.
-    Graph(usize),
-}
-
-/// An SM-limited launch: its slot, its number there, what it is of.
-type SmLimited = (usize, u32, What);
-/// SM-limited launches that are remembered.
-const SM_LIMITED_MAX: usize = 256;
 /// Pause between two attempts to find the context idle: the first one, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
@@ -79,6 +65,7 @@ impl Pool {
 
 static POOL: Locked<Pool> =
     Locked::new(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
+static LARGEST: AtomicU32 = AtomicU32::new(0);
 static WANTED: AtomicBool = AtomicBool::new(false);
 static TRIED: AtomicBool = AtomicBool::new(false);
 static ALIVE: Lock = Lock::new();
@@ -86,7 +73,6 @@ static ALIVE: Lock = Lock::new();
 /// know not to end then, by an earlier run.
 static DECIDED: [AtomicU64; KERNEL_SLOTS.div_ceil(64)] =
     [const { AtomicU64::new(0) }; KERNEL_SLOTS.div_ceil(64)];
-static SM_LIMITED: Locked<VecDeque<SmLimited>> = Locked::new(VecDeque::new());
 
 /// SMs to keep free, one green context for each number.
 pub fn configure(reserves: &[u32]) {
@@ -114,7 +100,6 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
     if !serves(context) {
         return 0;
     }
-    let blocks = launch.grid.iter().fold(1_u64, |all, n| all.saturating_mul(u64::from(*n)));
     let fits = !stream.has_attributes
         && !host().is_memory_attached()
         // One takes two entries of a queue.
@@ -123,8 +108,9 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         && match prepare::limitable(kernel, launch.function) {
             Limitable::Never => false,
             may => transformed::resident_on_all(launch)
-                .is_some_and(|resident| allows(may, blocks, resident)),
-        };
+                .is_some_and(|resident| allows(may, blocks_of(launch.grid), resident)),
+        }
+        && !occupied_sms::may_be_all(stream.slot, largest());
     if fits { CAN_LIMIT } else { 0 }
 }
 
@@ -142,9 +128,22 @@ pub(crate) fn has_green(context: usize) -> bool {
     context != 0 && CONTEXT.load(SeqCst) == context
 }
 
-/// Whether some launches are to be limited in this program.
-pub(crate) fn is_wanted() -> bool {
-    WANTED.load(Acquire)
+/// Whether launches in this context are limited, or may be once there are green contexts.
+pub fn may_serve(context: usize) -> bool {
+    match CONTEXT.load(Acquire) {
+        0 => WANTED.load(Acquire),
+        serving => serving == context,
+    }
+}
+
+/// SMs of the largest green context.
+pub(crate) fn largest() -> u32 {
+    LARGEST.load(Acquire)
+}
+
+/// SMs of the GPU, if they are known.
+pub(crate) fn all_sms() -> Option<u32> {
+    host().client().map(|client| client.report.sm_count.load(Relaxed)).filter(|sms| *sms != 0)
 }
 
 /// SMs of each green context, rising.
@@ -198,53 +197,11 @@ pub fn was_decided(kernel: u32) -> bool {
     word.is_some_and(|word| word.load(Relaxed) & 1 << (kernel % 64) != 0)
 }
 
-/// A slot's launches up to `number` have not ended for
-/// [`SM_LIMITED_STUCK_NS`](tally_contract::limits::SM_LIMITED_STUCK_NS): the kernels of those that were SM-limited
-/// never are again. Returns the graphs among them, by their execs.
-pub(crate) fn stuck(slot: usize, number: u32) -> Vec<usize> {
-    let mut found = Vec::new();
-    SM_LIMITED.with(|all| {
-        all.retain(|(of, n, what)| {
-            let is_stuck = *of == slot && ring::is_done(number, *n);
-            if is_stuck {
-                found.push(*what);
-            }
-            !is_stuck
-        });
-    });
-    let mut graphs = Vec::new();
-    for what in found {
-        match what {
-            What::Kernel(kernel) => {
-                log!("kernel {kernel} did not end on some of the SMs: it is whole from now on");
-                kernels::refuse_sm_limit(kernel);
-                kernels::refuse(kernel, TransformRefusal::StuckLimited);
-            }
-            What::Graph(exec) => graphs.push(exec),
-        }
-    }
-    graphs
-}
-
-fn note_limited(slot: usize, number: u32, what: What) {
-    SM_LIMITED.with(|all| {
-        if all.len() >= SM_LIMITED_MAX {
-            all.pop_front();
-        }
-        all.push_back((slot, number, what));
-    });
-}
-
-/// A graph was launched on some of the SMs.
-pub(crate) fn note_graph(slot: usize, number: u32, exec: usize) {
-    note_limited(slot, number, What::Graph(exec));
-}
-
 /// A slot's launches up to `number` have ended.
 pub fn ended(slot: usize, number: u32) {
     if CONTEXT.load(Relaxed) != 0 {
         places::ended(slot, number);
-        SM_LIMITED.with(|all| all.retain(|(of, n, _)| *of != slot || !ring::is_done(number, *n)));
+        limited::ended(slot, number);
     }
 }
 
@@ -319,6 +276,7 @@ fn make_now(context: usize) -> bool {
                 if let Some(client) = host().client() {
                     client.report.sm_limit_bytes.store(bytes, Relaxed);
                 }
+                LARGEST.store(all.last().copied().unwrap_or(0), Release);
                 CONTEXT.store(context, Release);
             }
         }
@@ -478,21 +436,27 @@ pub fn launch(
     if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
         return None;
     }
-    let at = POOL.with(|pool| pool.at(sms));
-    if !places::has_room(slot, at, || has_queues_for(planned.context, 1)) {
+    let (at, green_sms) = POOL.with(|pool| {
+        let at = pool.at(sms);
+        (at, pool.contexts.get(at).map_or(0, |green| green.sms))
+    });
+    // Others may have come since it was offered.
+    if occupied_sms::may_be_all(slot, green_sms)
+        || !places::has_room(slot, at, || has_queues_for(planned.context, 1))
+    {
         return None;
     }
     let limited = limited_stream(slot, priority, at)?;
     let launch = d.launch_ex?;
-    if planned.is_blocking {
-        joins::before(slot, stream, planned.context);
+    if planned.is_blocking && !joins::before(slot, stream, planned.context) {
+        return None;
     }
     let latest = joins::latest(slot, stream);
     let is_consecutive = latest == limited;
     let mut timed = None;
     if !is_consecutive {
         timed = limit_cost::begin(planned.client, latest);
-        if !joins::one(slot) || wait_behind(limited, stream) != SUCCESS {
+        if !joins::try_one(slot) || wait_behind(limited, stream) != SUCCESS {
             return None;
         }
         timed = timed.and_then(|timed| timed.behind(limited));
@@ -523,12 +487,12 @@ pub fn launch(
     joins::open(slot, limited, home, planned.is_blocking);
     // Asked here: a capture that begins joins what is open by then.
     if !settings::puts_off_joins() || host().joins_at_once(slot, stream) {
-        joins::one(slot);
+        joins::try_one(slot);
     }
     if is_consecutive {
         planned.client.counters.sm_limited_consecutive.fetch_add(1, Relaxed);
     }
-    note_limited(slot, planned.number, What::Kernel(kernel));
+    limited::note_kernel(slot, planned.number, kernel);
     Some(SUCCESS)
 }
 
@@ -589,9 +553,10 @@ pub fn reset() {
         word.store(false, SeqCst);
     }
     ALIVE.reset();
+    occupied_sms::reset();
+    limited::reset();
     joins::reset();
     limit_cost::forget();
     forget_decided();
-    SM_LIMITED.reset(VecDeque::new());
     POOL.reset(Pool { reserves: Vec::new(), contexts: Vec::new(), events: Vec::new(), next: 0 });
 }

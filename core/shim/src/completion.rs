@@ -27,7 +27,7 @@ use tally_ipc::ring;
 use tally_ipc::wait::now_ns;
 use tally_preempt::cuda::{EVENT_DISABLE_TIMING, NOT_READY, Ptr, SUCCESS, driver};
 use tally_preempt::lock::Locked;
-use tally_preempt::{joins, sm_limit};
+use tally_preempt::{joins, occupied_sms, sm_limit};
 
 /// Events in flight in a slot below which every launch gets one.
 const DENSE: usize = 8;
@@ -354,6 +354,10 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
             Some(marker.number)
         });
         if let Some(number) = number {
+            // An event of one of the streams that share a slot says nothing of the others.
+            if index != OVERFLOW {
+                occupied_sms::ended(index, number);
+            }
             covered(client, index, slot, number);
         }
     }
@@ -372,13 +376,10 @@ pub fn tail(client: &ClientRegion, index: usize) -> Found {
         return Found::Nothing;
     }
     let seen = slot.word.snapshot();
-    let is_idle = match poller::is_stream_idle(index, slot) {
-        Some(is_idle) => is_idle,
-        // It cannot be asked. All up to the last event is done, and nothing depends on the rest but when
-        // this client's next launch is granted.
-        None => seen.is_settled(),
-    };
-    if !is_idle || !seen.is_settled() {
+    // Where it cannot be asked, all up to the last event is done, and nothing depends on the rest but when this client's
+    // next launch is granted.
+    let is_idle = poller::is_stream_idle(index, slot);
+    if is_idle == Some(false) || !seen.is_settled() {
         return Found::Later(LOOK_TAIL_NS);
     }
     let is_over = track.with(|track| {
@@ -391,6 +392,9 @@ pub fn tail(client: &ClientRegion, index: usize) -> Found {
         true
     });
     if is_over {
+        if is_idle.is_some() {
+            occupied_sms::ended(index, seen.sequence());
+        }
         covered(client, index, slot, seen.sequence());
     }
     Found::Later(Pace::SHARED.least_ns)
@@ -423,6 +427,9 @@ fn covered(client: &ClientRegion, index: usize, slot: &Slot, number: u32) {
             && TRACKS[index & 63].with(|track| track.markers.is_empty() && track.unmarked == 0);
     }
     if are_all_done {
+        if index == OVERFLOW {
+            occupied_sms::ended(index, number);
+        }
         let bit = slots::bit(index);
         link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));
     }
@@ -519,12 +526,18 @@ pub fn put_back(taken: Taken) {
 /// A context was destroyed, and its events; what was launched in it is over.
 pub fn forget_context(client: &ClientRegion, taken: &Taken) {
     for (index, _) in &taken.0 {
-        TRACKS[index & 63].with(|track| {
-            if track.markers.is_empty() {
+        let number = SLOTS[index & 63].word.snapshot().sequence();
+        let is_over = TRACKS[index & 63].with(|track| {
+            let is_over = track.markers.is_empty();
+            if is_over {
                 track.unmarked = 0;
-                report(client, *index, SLOTS[index & 63].word.snapshot().sequence(), None);
+                report(client, *index, number, None);
             }
+            is_over
         });
+        if is_over {
+            occupied_sms::ended(*index, number);
+        }
     }
     for track in &TRACKS {
         track.with(|track| track.last = None);

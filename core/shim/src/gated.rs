@@ -34,7 +34,7 @@ use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, SUCCESS, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
-use tally_preempt::{prepare, settings, sm_limit};
+use tally_preempt::{occupied_sms, prepare, settings, sm_limit};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
 const LOOKS_PER_POLL: u32 = 4;
@@ -115,7 +115,10 @@ pub fn launch(client: &'static ClientRegion, index: usize, call: &Call<'_>) -> C
             (Some((answer, ticket)), Some((shape, _))) => {
                 launch.transformed(answer, ticket, &shape)
             }
-            _ => launch::issue_counted(client, index, call),
+            _ => {
+                launch.occupies_all(shape.map(|(shape, _)| shape));
+                launch::issue_counted(client, index, call)
+            }
         };
         // A degraded launch says nothing of its form's time. A limited one is watched, since it may not end.
         let sample = sample && !launch.is_degraded.get();
@@ -138,6 +141,9 @@ impl Gated<'_> {
     fn transformed(&self, answer: Answer, ticket: u64, shape: &Shape) -> CuResult {
         let Gated { client, index, before, call, .. } = *self;
         let target = (call.target)();
+        if !matches!(answer, Answer::SmLimited(_)) || shape.flags & CAN_LIMIT == 0 {
+            self.occupies_all(Some(*shape));
+        }
         let offered = match answer {
             Answer::Slice(_) => CAN_SLICE,
             Answer::Preemptible(_) => CAN_PREEMPT,
@@ -183,6 +189,7 @@ impl Gated<'_> {
             tally_preempt::launch(&planned, answer).unwrap_or_else(|| {
                 client.counters.degraded.fetch_add(1, Relaxed);
                 self.is_degraded.set(true);
+                self.occupies_all(Some(*shape));
                 quiesce::join_now();
                 (call.real)()
             })
@@ -370,6 +377,18 @@ impl Gated<'_> {
         let offers = || tally_preempt::offers(shape, &(call.target)(), &stream);
         // A capture of another thread could forbid this one to ask.
         if capture::is_active() { driver().relaxed(offers) } else { offers() }
+    }
+
+    /// The launch is about to be made on all SMs.
+    fn occupies_all(&self, shape: Option<Shape>) {
+        if sm_limit::may_serve(self.slot.context.load(Relaxed)) {
+            let shape = shape.unwrap_or_else(self.call.shape);
+            let number = self.before.wrapping_add(1);
+            let target = (self.call.target)();
+            let note = || occupied_sms::before_launch(self.index, number, &shape, &target);
+            // As in `offers`.
+            if capture::is_active() { driver().relaxed(note) } else { note() }
+        }
     }
 
     /// See that the launch is reported done when it is.

@@ -20,7 +20,7 @@ use tally_ipc::ClientRegion;
 use tally_ipc::layout::STREAM_SLOTS;
 use tally_ipc::wait::{self, now_ns};
 use tally_preempt::cuda::{NOT_READY, Ptr, STREAM_PER_THREAD, SUCCESS, driver};
-use tally_preempt::joins;
+use tally_preempt::{joins, occupied_sms};
 
 /// Longest pause between two looks, ns.
 const NAP_NS_MAX: u64 = 200_000;
@@ -239,6 +239,7 @@ impl Probe {
 /// What was launched in a slot until `seen` is over.
 fn over(client: &ClientRegion, index: usize, slot: &Slot, seen: Snapshot) {
     completion::seen_done(client, index, seen.sequence());
+    occupied_sms::ended(index, seen.sequence());
     units::idle(client, index);
     let bit = slots::bit(index);
     link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));

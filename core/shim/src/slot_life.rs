@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_preempt::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, driver};
+use tally_preempt::occupied_sms;
 
 /// Gives a slot to a stream that has none. [`OVERFLOW`] if none is free.
 #[cold]
@@ -100,6 +101,7 @@ pub fn drop_context(context: usize) {
         // Others are of a new context with its handle.
         if slot.context.load(Relaxed) == context && slot.phase.load(SeqCst) == GONE {
             completion::seen_done(client, i, slot.word.snapshot().sequence());
+            occupied_sms::ended(i, slot.word.snapshot().sequence());
             units::forget(client, i);
             link::report_change(activity::clear(&client.activity, &slot.word, bit(i)));
             detach(i);

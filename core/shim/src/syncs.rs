@@ -25,8 +25,21 @@ use tally_ipc::layout::STREAM_SLOTS;
 use tally_preempt::cuda::{
     CuResult, MEMORY_HOST, POINTER_MEMORY_TYPE, Ptr, STREAM_PER_THREAD, SUCCESS, driver,
 };
+use tally_preempt::occupied_sms;
 
-/// Which slots a call will have covered, as they were before it: busy ones, and those with units under way.
+/// Slots of which a wait may say something.
+fn of_interest(busy: u64) -> u64 {
+    busy | units::pending() | occupied_sms::open()
+}
+
+/// What a slot had launched when this was seen is done.
+fn ended((slot, seen): Position) {
+    if seen.is_settled() && slot != OVERFLOW {
+        occupied_sms::ended(slot, seen.sequence());
+    }
+}
+
+/// Which slots a call will have covered, as they were before it: those [of interest](of_interest).
 struct Covered {
     client: &'static ClientRegion,
     bits: u64,
@@ -40,7 +53,7 @@ impl Covered {
         let busy = client.activity.busy_streams.load(SeqCst);
         let mut covered =
             Covered { client, bits: 0, busy, seen: [Snapshot::settled_at(0); STREAM_SLOTS] };
-        let mut left = busy | units::pending();
+        let mut left = of_interest(busy);
         while left != 0 {
             let slot = left.trailing_zeros() as usize & 63;
             left &= left - 1;
@@ -66,6 +79,7 @@ impl Covered {
         let slots = (0..STREAM_SLOTS).filter(|slot| self.bits & slots::bit(*slot) != 0);
         let positions = slots.map(|slot| (slot, self.seen[slot]));
         units::waited(self.client, positions.clone(), false);
+        positions.clone().for_each(ended);
         let is_busy = |(slot, _): &Position| self.busy & slots::bit(*slot) != 0;
         positions.filter(is_busy).for_each(|(slot, seen)| one(self.client, slot, seen));
     }
@@ -116,11 +130,12 @@ impl Awaited {
     fn of_stream(stream: Ptr, per_thread: bool) -> Option<Self> {
         let client = state::client()?;
         let busy = client.activity.busy_streams.load(SeqCst);
-        if busy | units::pending() == 0 {
+        let of_interest = of_interest(busy);
+        if of_interest == 0 {
             return None;
         }
         let slot = slots::find(slots::key(stream, per_thread));
-        let wanted = slot.filter(|slot| (busy | units::pending()) & slots::bit(*slot) != 0);
+        let wanted = slot.filter(|slot| of_interest & slots::bit(*slot) != 0);
         let stream_at = wanted.map(|slot| (slot, SLOTS[slot].word.snapshot()));
         let joined = events::joined(slots::explicit(stream, per_thread));
         Some(Awaited { client, stream: stream_at, events: [joined, None] })
@@ -136,6 +151,7 @@ impl Awaited {
     fn apply(self) {
         let events = self.events.into_iter().flatten();
         units::waited(self.client, self.stream.into_iter().chain(events.clone()), true);
+        self.stream.into_iter().for_each(ended);
         let busy = self.client.activity.busy_streams.load(SeqCst);
         let is_busy = |(slot, _): &Position| busy & slots::bit(*slot) != 0;
         let stream = self.stream.filter(is_busy);

@@ -284,7 +284,7 @@ impl GraphCopy {
         let single = copies.iter().zip(&survey.kernels).filter(|(_, kernels)| **kernels == 1);
         let single = single.map(|(node, _)| *node);
         let context = home.context();
-        let limited = single.clone().filter(|_| sm_limit::is_wanted());
+        let limited = single.clone().filter(|_| sm_limit::may_serve(context));
         let kernels: Vec<_> = limited.filter_map(limit::Node::of).collect();
         let rewritten = single.filter(|_| rewrites());
         let solo = rewritten.filter_map(|node| solo::Node::of(node, context)).collect();

@@ -23,9 +23,9 @@ use crate::cuda::{
     LaunchConfig, Ptr, SUCCESS, driver,
 };
 use crate::host::{self, host, log};
-use crate::launch::{KernelArguments, PlannedLaunch, StreamState};
+use crate::launch::{KernelArguments, PlannedLaunch, StreamState, blocks_of};
 use crate::prepare::Limitable;
-use crate::{kernels, prepare, sm_limit, transformed};
+use crate::{kernels, limited, occupied_sms, prepare, sm_limit, transformed};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Node {
             handle: handle as usize,
             function: launch.function as usize,
             kernel,
-            blocks: launch.grid.iter().fold(1, |all, n| all.saturating_mul(u64::from(*n))),
+            blocks: blocks_of(launch.grid),
             resident: transformed::resident_on_all(&launch),
             is_fixed: solo::is_lost(|which| attribute(handle, which)),
         })
@@ -108,11 +108,38 @@ struct Twin {
     parts: Arc<Parts>,
 }
 
+/// What is known of a graph's kernels.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// SMs of the smallest green context, and [`kernels::changes`], then.
+    when: (u32, u32),
+    may_be_limited: bool,
+    /// Blocks of the largest kernel that may wait for the host ([`occupied_sms`]).
+    unread_blocks: u64,
+    /// The same of those that are on all SMs in a copy, too.
+    unbound_blocks: u64,
+}
+
+impl Known {
+    fn of(copy: &GraphCopy, when: (u32, u32)) -> Self {
+        let (least, _) = when;
+        let largest = |nodes: &mut dyn Iterator<Item = &Node>| {
+            let counted =
+                |n: &Node| occupied_sms::counted(n.kernel as usize, n.blocks, || n.resident);
+            nodes.map(counted).max().unwrap_or(0)
+        };
+        let unbound = |node: &&Node| node.blocks <= u64::from(least);
+        let unbound_blocks = largest(&mut copy.kernels.iter().filter(unbound));
+        let unread_blocks = largest(&mut large(copy, least)).max(unbound_blocks);
+        let may_be_limited = may_be_limited(copy, least);
+        Known { when, may_be_limited, unread_blocks, unbound_blocks }
+    }
+}
+
 /// What is known of an exec's launches on some of the SMs.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// What [`may_be_limited`] gave, and [`kernels::changes`] then.
-    may: Option<(u32, bool)>,
+    known: Option<Known>,
     /// At most one for each green context.
     twins: Vec<Twin>,
     /// Launches until a copy is made, after a vain attempt.
@@ -137,22 +164,27 @@ impl Limits {
     }
 }
 
-/// The kept copy of an exec that may be limited in `context`.
-fn known(exec: usize, context: usize) -> Option<Arc<GraphCopy>> {
-    let least = sm_limit::green_sms(0)?;
-    let changes = kernels::changes();
-    let (copy, may) = TABLE.with(|table| {
-        let record = table.records.get(&exec)?;
-        let copy = record.copy.as_ref().ok().filter(|copy| copy.home.context() == context)?;
-        let may = record.limits.may.filter(|(then, _)| *then == changes);
-        (!record.limits.never).then(|| (copy.clone(), may.map(|(_, may)| may)))
+/// The kept copy of an exec, and whether it is never limited.
+fn known(exec: usize) -> Option<(Arc<GraphCopy>, Known, bool)> {
+    let when = (sm_limit::green_sms(0).unwrap_or(0), kernels::changes());
+    let (copy, known, never) = TABLE.with(|table| {
+        let Record { copy, limits, .. } = table.records.get(&exec)?;
+        let known = limits.known.filter(|known| known.when == when);
+        Some((copy.as_ref().ok()?.clone(), known, limits.never))
     })?;
-    let may = may.unwrap_or_else(|| {
-        let may = may_be_limited(&copy, least);
-        with_limits(exec, &copy, |limits| limits.may = Some((changes, may)));
-        may
+    let known = known.unwrap_or_else(|| {
+        let known = Known::of(&copy, when);
+        with_limits(exec, &copy, |limits| limits.known = Some(known));
+        known
     });
-    may.then_some(copy)
+    Some((copy, known, never))
+}
+
+/// The same of one that may be limited in `context`.
+fn limitable(exec: usize, context: usize) -> Option<(Arc<GraphCopy>, Known)> {
+    let (copy, known, never) = known(exec)?;
+    let may = known.may_be_limited && !never && copy.home.context() == context;
+    may.then_some((copy, known))
 }
 
 /// Of the exec, if this is its copy still.
@@ -186,7 +218,7 @@ pub fn offers(exec: Ptr, stream: &StreamState) -> bool {
     if stream.backlog > BACKLOG_MAX || !host().has_queues_for(stream.context, 1) {
         return false;
     }
-    let Some(copy) = known(key, stream.context) else { return false };
+    let Some((copy, _)) = limitable(key, stream.context) else { return false };
     let all = sm_limit::all_green_sms();
     let next = with_limits(key, &copy, |limits| match all.iter().find(|sms| !limits.has(**sms)) {
         None => Next::Ready,
@@ -194,18 +226,26 @@ pub fn offers(exec: Ptr, stream: &StreamState) -> bool {
         Some(sms) => Next::Make(*sms),
     });
     match next {
-        Some(Next::Ready) => true,
+        Some(Next::Ready) => !occupied_sms::may_be_all(stream.slot, sm_limit::largest()),
         Some(Next::Make(sms)) => make(key, &copy, sms) && Some(&sms) == all.last(),
         Some(Next::Wait) | None => false,
     }
 }
 
+/// Blocks of a graph's largest kernel that may wait for the host while others are to run beside it ([`occupied_sms`]).
+pub(crate) fn unread_blocks(exec: Ptr) -> u64 {
+    let are_known = |copy: &GraphCopy| copy.kernel_nodes as usize == copy.kernels.len();
+    known(exec as usize)
+        .filter(|(copy, ..)| are_known(copy))
+        .map_or(u64::MAX, |(_, known, _)| known.unread_blocks)
+}
+
 /// Launch a graph on at most `sms` SMs. `None`: nothing was issued.
 pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, sms: u32) -> Option<CuResult> {
-    let copy = known(exec as usize, planned.context)?;
+    let (copy, known) = limitable(exec as usize, planned.context)?;
     LAUNCHING.fetch_add(1, SeqCst);
     let result = sm_limit::has_green(planned.context)
-        .then(|| launch_copy(planned, exec, &copy, sm_limit::green_sms(sms)?))
+        .then(|| launch_copy(planned, exec, (&copy, known), sm_limit::green_sms(sms)?))
         .flatten();
     LAUNCHING.fetch_sub(1, SeqCst);
     result
@@ -215,9 +255,12 @@ pub fn launch(planned: &PlannedLaunch<'_>, exec: Ptr, sms: u32) -> Option<CuResu
 fn launch_copy(
     planned: &PlannedLaunch<'_>,
     exec: Ptr,
-    copy: &Arc<GraphCopy>,
+    (copy, known): (&Arc<GraphCopy>, Known),
     sms: u32,
 ) -> Option<CuResult> {
+    if occupied_sms::may_be_all(planned.slot, sms) {
+        return None;
+    }
     let key = exec as usize;
     let graph_launch = driver().graph_launch?;
     let parts = with_limits(key, copy, |limits| {
@@ -229,6 +272,7 @@ fn launch_copy(
     if !launching.may_be_in_parts {
         return None;
     }
+    occupied_sms::note(planned.slot, planned.number, known.unbound_blocks);
     // SAFETY: an exec that `parts` keeps alive, the program's stream.
     let result = unsafe { graph_launch(*twin as Ptr, planned.stream as Ptr) };
     if result != SUCCESS {
@@ -241,7 +285,7 @@ fn launch_copy(
         return None;
     }
     launching.end(true);
-    sm_limit::note_graph(planned.slot, planned.number, key);
+    limited::note_graph(planned.slot, planned.number, key);
     Some(SUCCESS)
 }
 

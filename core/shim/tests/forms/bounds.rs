@@ -322,6 +322,69 @@ fn a_kernel_that_does_not_end_on_some_of_the_sms_is_not_limited_again() {
     );
 }
 
+/// Limited to SMs that such a launch has filled, it would never begin, and the host may wait for it.
+#[test]
+fn beside_one_that_may_wait_for_the_host_on_as_many_sms_nothing_is_limited() {
+    both(
+        beside_one_that_may_wait_for_the_host_on_as_many_sms_nothing_is_limited,
+        &limiting(),
+        |device| {
+            device.primary_context();
+            let (holding, beside) = (device.stream(1), device.stream(1));
+            let (words, later) = (device.words(), device.function("later"));
+            // As many as the green context has SMs. An SM of the software device runs one to its end.
+            let blocks = if device.is_gpu() { device.crowd / 4 } else { SMS - 1 };
+            let held = device.cells(blocks);
+            let hold = || {
+                let params = [held.data, held.counts, words.as_ptr() as u64];
+                ok(device.launch(later, [blocks, 1, 1], 1, holding, &params));
+            };
+            words[1].store(1, SeqCst);
+            hold();
+            device.sync(holding);
+            device.warm_up();
+            let cells = device.cells(crowd(device));
+            let mut steps = Vec::new();
+            let mut until = |question| {
+                while ask(question) == "no" {
+                    device.step(&cells, [cells.blocks, 1, 1], beside, 1, 0);
+                    device.sync(beside);
+                    steps.push(1);
+                }
+            };
+            until("limited?");
+            device.set(held.counts, 0, blocks as usize + 1);
+            words.iter().take(2).for_each(|word| word.store(0, SeqCst));
+            hold();
+            wait_for(&words[0], 1);
+            until("whole?");
+            words[1].store(1, SeqCst);
+            device.sync(holding);
+            until("limited again?");
+            device.check_steps(&cells, &steps);
+        },
+        |core| {
+            core.warm_up("step");
+            until_limited(core, "limited?");
+            core.policy(|_, name| match name {
+                "step" => Answer::SmLimited(u32::MAX),
+                _ => Answer::Whole,
+            });
+            let mut ten_times = |question| {
+                let before = core.requests("step").len();
+                for round in 0..=10 {
+                    core.expect(question);
+                    core.say(if round < 10 { "no" } else { "yes" });
+                }
+                let asked = core.requests("step").split_off(before);
+                asked.iter().filter(|(request, _)| request.flags & CAN_LIMIT != 0).count()
+            };
+            assert_eq!([ten_times("whole?"), ten_times("limited again?")], [0, 10]);
+            core.ends(0);
+        },
+    );
+}
+
 /// The program exits as soon as the thread that makes forms has begun.
 fn exits_while_making(core: &mut Governor) {
     core.warm_up("step");
