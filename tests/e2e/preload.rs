@@ -229,6 +229,9 @@ fn cuda_python_finds_the_whole_driver() -> Result<()> {
     let scene = scene()?;
     let _core = core(&scene)?;
     let mut python = Command::new("python3");
+    if let Some(folder) = std::env::var_os("TALLY_CUDA_PYTHON") {
+        python.env("PYTHONPATH", folder);
+    }
     python.args([
         "-c",
         "from cuda.bindings import driver as d; print(d.cuInit(0), d.cuDeviceGetCount())",

@@ -4,6 +4,8 @@ use crate::build::cargo;
 use anyhow::Result;
 use std::process::Command;
 
+/// The folder that Python finds it in.
+const ENV_CUDA_PYTHON: &str = "TALLY_CUDA_PYTHON";
 const ENV_OLD_GLIBC: &str = "TALLY_OLD_GLIBC";
 
 #[derive(Clone, Copy, PartialEq)]
@@ -30,8 +32,11 @@ impl Need {
         let (there, missing) = match self {
             Need::CudaPython => {
                 let mut import = Command::new("python3");
+                if let Some(folder) = std::env::var_os(ENV_CUDA_PYTHON) {
+                    import.env("PYTHONPATH", folder);
+                }
                 let found = import.args(["-c", "import cuda.bindings.driver"]).output();
-                let missing = "cuda-python (`pip install cuda-python`)";
+                let missing = "cuda-python (`pip install cuda-python`, or TALLY_CUDA_PYTHON)";
                 (found.is_ok_and(|done| done.status.success()), missing)
             }
             Need::Musl => {
