@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Length of each of the five measurements (six with --policy).
-    #[arg(long, default_value_t = 14.0)]
+    #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// What to run on.
     #[arg(long, value_enum, default_value = "software")]
