@@ -114,7 +114,8 @@ limits! {
         /// Data passed between policy and core by one call of a host function. Beyond it: fault *overrun*.
         /// Default of `policy.limits.host_call_bytes_max`.
         HOST_CALL_BYTES: usize = 64 << 10, Bytes;
-        /// Host functions that pass as much as they may, in one call of a policy. Beyond it: fault *overrun*.
+        /// Data that one call of a policy passes by host functions, as a multiple of `HOST_CALL_BYTES`. Beyond it:
+        /// fault *overrun*.
         HOST_CALLS_FULL_MAX: usize = 4, Count;
         /// Time that best-effort work may be held while the GPU has nothing to do. Beyond it: fault *stall*.
         /// Default of `policy.disabling.stall_ms`.
@@ -172,11 +173,13 @@ limits! {
         KERNEL_NAME_BYTES: usize = 224, Bytes;
         /// Kernels (name, image, grid, block) that the core tells apart. Launches of further ones have no profile.
         KERNELS_MAX: usize = 65_536, Count;
+        /// Combinations of kernel, grid and block that one client may add. Further ones are NO-KERNEL.
+        CLIENT_KERNELS_MAX: usize = 16_384, Count;
         /// Forms of one kernel besides whole. Further ones are not measured.
         FORMS_MAX: usize = 16, Count;
         /// First launches of a kernel in a client that are all measured.
         FIRST_SAMPLES: u16 = 8, Count;
-        /// One in so many of a kernel's further launches is measured; later one in twice as many.
+        /// One in so many of a kernel's further launches is measured, later one in 64.
         SAMPLE_EVERY: u16 = 32, Count;
         /// Launches behind `predicted-ns`: their median.
         PREDICTION_SAMPLES: usize = 9, Count;
@@ -255,8 +258,7 @@ limits! {
         /// CPU time of the process that compiles it. Beyond it: refused. Default of
         /// `policy.limits.compile_cpu_s`.
         COMPILE_CPU_S: u64 = 60, S;
-        /// Components in one another; deeper ones are refused, as is more of anything below. Composition tools
-        /// make three.
+        /// Nesting of components; deeper ones are refused. Composition tools make three.
         COMPONENT_DEPTH_MAX: u32 = 8, Count;
         /// Modules and components, at all levels. An interpreter's is made of two dozen.
         COMPONENT_PARTS_MAX: u64 = 256, Count;

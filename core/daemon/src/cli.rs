@@ -1,6 +1,6 @@
 //! The command line: every flag once, and how the process ends.
 
-use crate::config::{Config, SharingChoice};
+use crate::config::{self, Config, ConfigError, SharingChoice};
 use crate::error::{CoreError, EXIT_RUNTIME, EXIT_USAGE};
 use crate::reference::Reference;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -104,7 +104,7 @@ impl Cli {
     /// What is wrong with the file, or with a value.
     pub fn resolve(&self) -> Result<Config, CoreError> {
         let mut config = match &self.config {
-            Some(path) => Config::read(path)?,
+            Some(path) => config::read(path)?,
             None => Config::default(),
         };
         if let Some(path) = &self.policy {
@@ -179,8 +179,8 @@ pub fn main() -> ExitCode {
     }
     if cli.check_config {
         let checked = cli.resolve().and_then(|config| {
-            crate::loader::trust(&config.policy).map_err(CoreError::ConfigValue)?;
-            config.effective()
+            crate::loader::trust(&config.policy).map_err(ConfigError::Value)?;
+            Ok::<_, CoreError>(config.effective()?)
         });
         return match checked {
             Ok(text) => print(&text),

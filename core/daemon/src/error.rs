@@ -4,6 +4,7 @@
 use crate::files::FileError;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tally_config::ConfigError;
 
 /// Exit code after a drain.
 pub const EXIT_DRAINED: u8 = 0;
@@ -40,16 +41,8 @@ pub enum CoreError {
     /// A configuration file could not be read.
     #[error("configuration file {0}")]
     ConfigRead(FileError),
-    /// A configuration file says something that is not understood.
-    #[error("configuration file {path}: {message}")]
-    ConfigParse {
-        path: PathBuf,
-        /// Where the error is, and what was expected.
-        message: String,
-    },
-    /// A setting makes no sense.
-    #[error("configuration: {0}")]
-    ConfigValue(String),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     #[error("{0}")]
     Policy(String),
     /// Another core serves the socket.
@@ -87,9 +80,7 @@ impl CoreError {
 
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            CoreError::ConfigRead(_)
-            | CoreError::ConfigParse { .. }
-            | CoreError::ConfigValue(_) => EXIT_USAGE,
+            CoreError::ConfigRead(_) | CoreError::Config(_) => EXIT_USAGE,
             CoreError::Policy(_) => EXIT_POLICY,
             CoreError::InUse { .. } => EXIT_IN_USE,
             CoreError::Socket { .. }

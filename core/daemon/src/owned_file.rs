@@ -43,7 +43,7 @@ pub fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, OwnedError> {
 /// # Errors
 /// The error of the system call that failed.
 pub fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = crate::socket::folder(path);
+    let folder = crate::config::socket_folder(path);
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     // Two cores may share a folder.
     let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id()));

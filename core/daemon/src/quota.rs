@@ -6,7 +6,7 @@
 //! | clients | `user_clients_max` | `clients_max`, or by descriptors | high-priority clients |
 //! | joins a second | `user_joins_per_s` ([`Rate`]) | | |
 //! | kernels | `user_kernels_max` | 65 536 | the same as connections |
-//! | admin connections | [`Pool`] | by descriptors | admins |
+//! | admin connections | [`Pool`] | `ADMIN_CONNECTIONS_MAX` | admins |
 
 use crate::config::Admission;
 use std::cell::RefCell;

@@ -6,8 +6,7 @@
 //! signal ends at once.
 
 use crate::admit::Rules;
-use crate::config::Config;
-use crate::config::see_that_apart;
+use crate::config::{Config, ConfigError, see_that_apart, socket_folder};
 use crate::control::accept::{EntryPoint, accept};
 use crate::control::connection::Listener;
 use crate::control::journal::Journal;
@@ -27,7 +26,7 @@ use crate::record::Recordings;
 use crate::refresh;
 use crate::sharing::SharingMode;
 use crate::signals::{Asked, Signals};
-use crate::socket::{self, Claim};
+use crate::socket::Claim;
 use crate::subordinate;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::RefCell;
@@ -124,13 +123,13 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         Claim::take_locked_beside(&path, mode, &admin_path, admin_mode)?,
         Claim::take(&admin_path, admin_mode)?,
     ];
-    let real = |path| std::fs::canonicalize(socket::folder(path)).map_err(CoreError::os("socket"));
+    let real = |path| std::fs::canonicalize(socket_folder(path)).map_err(CoreError::os("socket"));
     see_that_apart(&real(&path)?.join("x"), &real(&admin_path)?.join("x"))?;
     let mut settings = settings(&config);
-    let loader = Arc::new(Loader::new(&config.policy).map_err(CoreError::ConfigValue)?);
+    let loader = Arc::new(Loader::new(&config.policy).map_err(ConfigError::Value)?);
     let (slot, policy) =
         PolicySlot::open(loader, &config.policy, settings.engine.built_in_rule_idle_ns)?;
-    let folders = (socket::folder(&path), socket::folder(&admin_path));
+    let folders = (socket_folder(&path), socket_folder(&admin_path));
     let sharing = SharingMode::establish(&config.sharing, folders.0, folders.1).await?;
     settings.engine.sharing = sharing.sharing();
     settings.engine.reserve_sms = reserves(&config, &sharing);

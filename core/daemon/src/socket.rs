@@ -5,6 +5,7 @@
 //! the admin socket's folder: no container gets that, so none can hold up the
 //! next core.
 
+use crate::config::socket_folder;
 use crate::error::CoreError;
 use rustix::fd::AsFd;
 use std::cell::Cell;
@@ -65,14 +66,6 @@ fn holder(lock: &mut File) -> Option<u32> {
 
 fn wrong(path: &Path, message: impl Into<String>) -> CoreError {
     CoreError::Socket { path: path.into(), message: message.into() }
-}
-
-/// The folder of a socket.
-pub fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    }
 }
 
 impl Claim {
@@ -184,12 +177,13 @@ fn lock_path(path: &Path, other: &Path) -> PathBuf {
     if path == other {
         return path.with_added_extension("lock");
     }
-    let real = std::fs::canonicalize(folder(path)).unwrap_or_else(|_| folder(path).into());
+    let real =
+        std::fs::canonicalize(socket_folder(path)).unwrap_or_else(|_| socket_folder(path).into());
     let real = real.join(path.file_name().unwrap_or_default());
     let bytes = real.as_os_str().as_bytes().iter();
     let name: Vec<u8> = bytes.map(|byte| if *byte == b'/' { b'%' } else { *byte }).collect();
     let end = &name[name.len().saturating_sub(LOCK_NAME_BYTES_MAX)..];
-    folder(other).join(OsStr::from_bytes(end)).with_added_extension("lock")
+    socket_folder(other).join(OsStr::from_bytes(end)).with_added_extension("lock")
 }
 
 /// Whether anybody listens there. Does not wait for whoever does.
@@ -225,7 +219,7 @@ fn clear(path: &Path) -> Result<(), CoreError> {
 fn make_folder(path: &Path, mode: u32) -> Result<(), CoreError> {
     let enter = |bits: u32, enter: u32| if mode & bits == 0 { 0 } else { enter };
     let mode = 0o700 | enter(0o060, 0o010) | enter(0o006, 0o001);
-    let folder = folder(path);
+    let folder = socket_folder(path);
     if let Some(above) = folder.parent().filter(|_| !folder.exists()) {
         // The folders of both sockets are below it, and each says who may enter.
         make_all(above, 0o711).map_err(|e| wrong(path, format!("{}: {e}", above.display())))?;
@@ -357,13 +351,14 @@ mod tests {
         let take = || Claim::take_locked_beside(&clients, 0o666, &admin, 0o600);
         let mut claim = take().unwrap();
         let _first = claim.listen(0o666).unwrap();
-        let names = || std::fs::read_dir(folder(&clients)).unwrap().map(|e| e.unwrap().file_name());
+        let names =
+            || std::fs::read_dir(socket_folder(&clients)).unwrap().map(|e| e.unwrap().file_name());
         assert_eq!(names().collect::<Vec<_>>(), ["s"]);
-        assert_eq!(std::fs::metadata(folder(&admin)).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(std::fs::metadata(socket_folder(&admin)).unwrap().mode() & 0o777, 0o700);
         let _admin = Claim::take(&admin, 0o600).unwrap();
         let is_taken = || matches!(take(), Err(CoreError::InUse { pid: Some(_), .. }));
         assert!(is_taken());
-        std::fs::remove_dir_all(folder(&clients)).unwrap();
+        std::fs::remove_dir_all(socket_folder(&clients)).unwrap();
         let _second = claim.listen_again().unwrap();
         assert!(claim.is_in_place() && is_taken());
         drop(claim);

@@ -1,12 +1,11 @@
 //! Fuzz target: the core's configuration file.
 
+use std::path::Path;
 use tally_core::config::Config;
 
 /// No panic; an error is one message.
 pub fn config(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
-    match toml::from_str::<Config>(text) {
-        Ok(config) => drop(config.check()),
-        Err(error) => assert!(!error.to_string().is_empty()),
+    if let Err(error) = Config::parse(Path::new("core.toml"), data) {
+        assert!(error.to_string().len() > "core.toml".len());
     }
 }

@@ -94,7 +94,7 @@ impl Keep {
         if bytes.len() > BYTES_MAX {
             return Err(wrong(format!("{} bytes, and at most {BYTES_MAX} are kept", bytes.len())));
         }
-        let folder = crate::socket::folder(file);
+        let folder = crate::config::socket_folder(file);
         crate::socket::private_folder(folder)
             .map_err(|why| format!("{}: {why}", folder.display()))?;
         owned_file::replace(file, &bytes).map_err(|e| wrong(e.to_string()))?;

@@ -11,16 +11,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use tally_contract::limits::KERNELS_MAX;
+use tally_contract::limits::{CLIENT_KERNELS_MAX, KERNELS_MAX};
 use tally_engine::policy::{ClientId, KernelId, forms_offered, launch_state};
 use tally_engine::profile::{Demand, KernelKey, Transformation};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::{KERNEL_SLOTS, submission_flags, transform_state};
 use tally_ipc::ring::Request;
 use tally_rewriter::TransformRefusal;
-
-/// Combinations of kernel, grid and block that one client may bring into the engine's table.
-const NEW_MAX: usize = 16_384;
 
 /// What a user may bring into the engine's table, its clients together. Changed by the dispatch thread alone.
 #[derive(Debug)]
@@ -192,7 +189,7 @@ impl KernelCache {
             }
             return known.id;
         }
-        if self.held.len() >= NEW_MAX || !self.share.take() {
+        if self.held.len() >= CLIENT_KERNELS_MAX || !self.share.take() {
             return None;
         }
         let (mut name, image, settled) = self.name(region, request);
@@ -425,9 +422,9 @@ mod tests {
     #[test]
     fn a_client_that_makes_shapes_up_cannot_fill_the_engines_table() {
         let (mut cache, mut engine) = (cache(), engine());
-        assert_eq!(flood(&mut cache, &mut engine, "a", 100_000), NEW_MAX);
-        assert_eq!(engine.world().profiles.known() as usize, NEW_MAX);
-        assert!(cache.ids.len() <= NEW_MAX);
+        assert_eq!(flood(&mut cache, &mut engine, "a", 100_000), CLIENT_KERNELS_MAX);
+        assert_eq!(engine.world().profiles.known() as usize, CLIENT_KERNELS_MAX);
+        assert!(cache.ids.len() <= CLIENT_KERNELS_MAX);
     }
 
     #[test]
@@ -479,7 +476,11 @@ mod tests {
         for round in 0..20 {
             let mut cache = KernelCache::new(1, shares.of(user, false));
             let name = format!("junk{round}");
-            assert_eq!(flood(&mut cache, &mut engine, &name, 20_000), NEW_MAX, "round {round}");
+            assert_eq!(
+                flood(&mut cache, &mut engine, &name, 20_000),
+                CLIENT_KERNELS_MAX,
+                "round {round}"
+            );
             cache.release(&mut engine);
             while engine.sweep_kernels(64) {}
             drop(cache);

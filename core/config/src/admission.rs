@@ -1,7 +1,6 @@
 //! `[socket]`, `[admission]`, `[high_priority]` and `[admin]`: who may connect where, and take how much.
 
-use super::Config;
-use crate::error::CoreError;
+use crate::{Config, ConfigError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -27,9 +26,9 @@ impl Default for Socket {
     }
 }
 
-fn mode_bits(name: &str, mode: &str) -> Result<u32, CoreError> {
+fn mode_bits(name: &str, mode: &str) -> Result<u32, ConfigError> {
     u32::from_str_radix(mode, 8).ok().filter(|m| *m <= 0o777).ok_or_else(|| {
-        CoreError::ConfigValue(format!(
+        ConfigError::Value(format!(
             "{name} is {mode:?}: expected octal permissions such as \"0600\""
         ))
     })
@@ -40,7 +39,7 @@ impl Socket {
     ///
     /// # Errors
     /// If it is not an octal number up to 0777.
-    pub fn mode_bits(&self) -> Result<u32, CoreError> {
+    pub fn mode_bits(&self) -> Result<u32, ConfigError> {
         mode_bits("socket.mode", &self.mode)
     }
 
@@ -50,7 +49,7 @@ impl Socket {
     }
 }
 
-/// `[admission]`. What its quotas are for: [`crate::quota`].
+/// `[admission]`. What its quotas are for: `core/daemon/src/quota.rs`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
@@ -138,7 +137,7 @@ impl Admin {
     ///
     /// # Errors
     /// If it is not an octal number up to 0777.
-    pub fn mode_bits(&self) -> Result<u32, CoreError> {
+    pub fn mode_bits(&self) -> Result<u32, ConfigError> {
         mode_bits("admin.mode", &self.mode)
     }
 }
@@ -149,10 +148,10 @@ impl Config {
     /// # Errors
     /// If none is named and none follows from the clients' socket, or a container that gets the clients' folder would
     /// get it, too.
-    pub fn admin_socket(&self) -> Result<PathBuf, CoreError> {
+    pub fn admin_socket(&self) -> Result<PathBuf, ConfigError> {
         let clients = self.socket.path();
         let admin = self.admin.socket.clone().or_else(|| wire::admin_socket_of(&clients)).ok_or_else(|| {
-            CoreError::ConfigValue(format!(
+            ConfigError::Value(format!(
                 "socket.path is {}, whose folder is not named `{}`: name it so, or name the admin socket, too \
                  (admin.socket, --admin-socket), in a folder that is not within the clients'",
                 clients.display(),
@@ -165,14 +164,22 @@ impl Config {
     }
 }
 
+/// The folder of a socket.
+pub fn socket_folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// See that the admin socket is not within the folder of the clients' socket. Both paths from the root.
 ///
 /// # Errors
 /// If it is.
-pub fn see_that_apart(clients: &Path, admin: &Path) -> Result<(), CoreError> {
-    let folder = crate::socket::folder(clients);
+pub fn see_that_apart(clients: &Path, admin: &Path) -> Result<(), ConfigError> {
+    let folder = socket_folder(clients);
     if admin.starts_with(folder) {
-        return Err(CoreError::ConfigValue(format!(
+        return Err(ConfigError::Value(format!(
             "admin.socket is {}, within {}, the folder of the clients' socket, which \
              containers get: choose one outside",
             admin.display(),
