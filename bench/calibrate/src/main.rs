@@ -82,7 +82,7 @@ fn main() -> Result<()> {
     table::show(&mut out, &compared)?;
     if !left_out.is_empty() {
         let names = left_out.iter().map(Measured::name).collect::<Vec<_>>().join("; ");
-        writeln!(out, "\nLeft out, for the inference's host had become slower: {names}.")?;
+        writeln!(out, "\nLeft out, because the inference's host had become slower: {names}.")?;
     }
     Ok(())
 }

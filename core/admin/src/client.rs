@@ -275,7 +275,7 @@ words! {
 pub struct Decisions {
     /// Submitted for a decision, leased ones included.
     pub submitted: u64,
-    /// The policy's answers that run a launch.
+    /// Answers, of the policy or the built-in rule, that run a launch.
     pub run: u64,
     /// Started under a lease.
     pub leased: u64,

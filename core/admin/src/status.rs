@@ -25,8 +25,7 @@ pub struct Status {
     pub policy: PolicyReport,
     /// From submission seen by the core to answered: launches answered at once.
     pub decision_latency: Quantiles,
-    /// Time from submission seen by the core to answered, of launches that were held or found their window
-    /// full.
+    /// Time from submission seen by the core to answered, of launches that were not answered at once.
     pub held_latency: Quantiles,
     /// High-priority work is on the GPU now.
     pub high_priority_busy: bool,

@@ -32,9 +32,9 @@ pub enum Transformation {
         /// It can yield when asked.
         preemptible: bool,
     },
-    /// It cannot be transformed, for this reason.
+    /// No client can transform it, for this reason.
     WholeOnly(&'static str),
-    /// The process that said so last cannot transform it, and why; another may.
+    /// The client that said so last cannot, and why; another may.
     WholeHere(&'static str),
 }
 

@@ -18,7 +18,7 @@ use tally_rewriter::control::FLAG_STRIDE_BYTES;
 pub const TABLE_WORDS: u32 = CLAIMED_BLOCKS_MAX;
 /// Words of the flag less one. One word is read by all SMs in turn; each further one
 /// takes a write to raise: 1, 4, 16 and 128 words take 5, 7, 15 and 94 us (H100). More
-/// than four make the reads of some kernels cheaper still (`docs/internals.md`).
+/// than four make the reads of some kernels cheaper still.
 pub const FLAG_MASK: u32 = 3;
 /// Doubled and one more, they must be less than the flag's raised state.
 const EPOCHS_MAX: u32 = 1 << 30;

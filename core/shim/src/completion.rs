@@ -376,8 +376,8 @@ pub fn tail(client: &ClientRegion, index: usize) -> Found {
         return Found::Nothing;
     }
     let seen = slot.word.snapshot();
-    // Where it cannot be asked, all up to the last event is done, and nothing depends on the rest but when this client's
-    // next launch is granted.
+    // Where it cannot be asked, all up to the last event is done, and nothing depends on the rest but when this
+    // client's next launch is granted.
     let is_idle = poller::is_stream_idle(index, slot);
     if is_idle == Some(false) || !seen.is_settled() {
         return Found::Later(LOOK_TAIL_NS);

@@ -254,14 +254,14 @@ typedef struct tally_policy_kernels_transformation_t {
   } val;
 } tally_policy_kernels_transformation_t;
 
-// Nothing is known of it yet.
+// Nothing is known of it yet, or its client cannot: another may, and it may be SM-limited.
 #define TALLY_POLICY_KERNELS_TRANSFORMATION_UNKNOWN 0
 // Nothing speaks against it.
 #define TALLY_POLICY_KERNELS_TRANSFORMATION_PREPARABLE 1
 // It is under way.
 #define TALLY_POLICY_KERNELS_TRANSFORMATION_PREPARING 2
 #define TALLY_POLICY_KERNELS_TRANSFORMATION_READY 3
-// It is not possible (the kernel may still run SM-limited), and why.
+// It is not possible, and why. The kernel is not SM-limited either.
 #define TALLY_POLICY_KERNELS_TRANSFORMATION_WHOLE_ONLY 4
 
 // Launches in one form that nothing disturbed. Before there is one, the shortest beside other clients' work; `count`
@@ -536,9 +536,9 @@ extern void tally_policy_widths_all(tally_list_u32_t *ret);
 // Give a best-effort client a width: each of its launches that is decided `run` is as if decided `sm-limited` with
 // so many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch
 // was decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at
-// first: no width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches
-// are measured on all SMs first, or one if that was beside other clients' work. A change is
-// free, but that a stream's next launch waits for those before it.
+// first: no width. Other decisions are as they are, and so is what cannot be limited. A kernel's first
+// three launches use all SMs; one is enough if it ran beside other clients' work. A change is free, but that a
+// stream's next launch waits for those before it.
 extern void tally_policy_widths_set(tally_policy_widths_client_id_t client, uint32_t sms);
 // What it costs a stream of this client's that a launch goes to some of the SMs: how long the GPU has nothing of
 // that stream to do, from when what is before the launch has ended to when the launch may start. Each limited launch

@@ -141,8 +141,8 @@ fn whole(out: &mut impl Write, s: &Status, paint: Paint) -> std::io::Result<()> 
     if let Some(experiment) = &s.experiment {
         crate::ab::write_status(out, Some(experiment))?;
     }
-    writeln!(out, "{}  {}", paint.bold("decisions"), quantiles(&s.decision_latency))?;
-    writeln!(out, "{}  {}", paint.bold("held     "), quantiles(&s.held_latency))?;
+    writeln!(out, "{}  {}", paint.bold("at once  "), quantiles(&s.decision_latency))?;
+    writeln!(out, "{}  {}", paint.bold("later    "), quantiles(&s.held_latency))?;
     crate::log::status_lines(out, s, paint)?;
     clients(out, &s.clients, paint)?;
     ungoverned(out, &s.ungoverned, paint)?;

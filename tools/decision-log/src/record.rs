@@ -12,12 +12,12 @@
 //! | kind | record | content |
 //! | ---: | --- | --- |
 //! | 1 | policy activated | generation u64; texts name, SHA-256, path, configuration; reasons: number u8, text; 0, or 1 and the state that it restored or saved: format text, version u32, data |
-//! | 2 | base | how the GPU is shared (u8: 0 all at once, 1 in turns); forget the world; a description of it follows, up to 7 |
-//! | 3 | kernel | id u32 (the lower 16 bits are its place in the core's table), image u64, grid 3 x u32, block 3 x u32, name |
-//! | 4 | profile | id u32; count, mean, median, p99, recent u64; transformation u8 with its detail; forms: kind u8, argument u32, count, mean, median, p99, recent, turnaround u64 |
+//! | 2 | base | how the GPU is shared (u8: 0 all at once, 1 in turns); `sm_limits.reserve_sms`, a list of u32; forget the world; a description of it follows, up to 7 |
+//! | 3 | kernel | id u32 (the lower 16 bits are its place in the core's table), image 2 x u64, grid 3 x u32, block 3 x u32, name |
+//! | 4 | profile | id u32; count, mean, median, p99, latest, waves u64; blocks an SM, registers u32; transformation u8 with its detail; forms: kind u8, argument u32, count, mean, median, p99, latest, turnaround u64 |
 //! | 5 | client | id u32, class u8, name, labels |
 //! | 6 | client left | id u32 |
-//! | 7 | begin | 0 with the policy's start, 1 in mid-run, 2 after a gap, 3 in mid-run with saved state; records lost u64; subscriptions u8 |
+//! | 7 | begin | 0 with the policy's start, 1 in mid-run, 2 after a gap, 3 in mid-run with saved state; records lost u64; subscriptions u8; SMs u32 |
 //! | 8 | start | commands of `init` |
 //! | 9 | decide | the values of `launch`; outcome, with the reason u8; commands |
 //! | 10 | event | now u64; event; outcome; commands |
@@ -25,7 +25,7 @@
 //! | 12 | end | reason; records dropped in all u64 |
 //! | 13 | fault | now u64; the fault that the engine found with the policy |
 //! | 14 | usage | client u32; waiting since u64, in flight u32, in flight ns, measured ns, charged ns u64, floor u32, backlogged ns, backlogged since, cost of an SM limit ns u64: before a call of a policy that reads it |
-//! | 15 | service | client u32; objective: 0, or 1 and ns u64, percentile f64; open since, units, units within u64, recent, recent within u32, p50, p99 u64; tokens: 0, or 1 and objective, count, within u64, recent, recent within u32, p50, p99 u64: likewise |
+//! | 15 | service | client u32; objective: 0, or 1 and ns u64, percentile f64; open since u64, open is a token u8, units, units within u64, recent, recent within u32, p50, p99 u64; tokens: 0, or 1 and objective, count, within u64, recent, recent within u32, p50, p99 u64; profile: 0, or 1 and units u64, launches u32, busy u64, gaps u32, gaps, median gap, longest gap u64, most and mean SMs u32: likewise |
 //!
 //! A profile is written before the call that could see its change. An outcome of 0x10 and more is a fault.
 //! A log without an end is good up to its last whole record.

@@ -1,7 +1,7 @@
 //! The GPU's figures, and what becomes of a kernel on it: blocks, waves, forms.
 //!
 //! What stands here was measured on one H200, by itself and not in a pair of programs
-//! (`docs/results.md`, `docs/internals.md`; [`NARROW_PERMILLE`] apart). What may be other
+//! (`docs/results.md`, `docs/internals.md`; [`NARROW_PERMILLE`] and [`SM_BANDWIDTH_PERMILLE`] apart). What may be other
 //! elsewhere, or was fitted, is in [`crate::model`]. Left out: contention for caches, clocks,
 //! copies beside kernels.
 

@@ -1,5 +1,5 @@
 //! Figures of the machine and of the core that another machine, or another version, may
-//! have otherwise; [`Model::set`] changes one. `docs/results-simulator.md` says of each where it is
+//! have otherwise; [`Model::set`] changes one. `docs/results-simulator.md` says where most are
 //! from: measured, read from runs of pairs, fitted to pairs, or assumed.
 
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub struct Model {
     pub slice_ns: u64,
     /// On the host, for each part of a launch but one: launch, gate, events around it.
     pub part_ns: u64,
-    /// So much longer the training's own part takes beside another program, thousandths.
+    /// Slowdown of the training's own part beside another program, thousandths.
     pub hosts_permille: u64,
     /// SMs that the trainings find under MPS, percent (`[sharing.mps] best_effort_percent`).
     pub best_effort_percent: u64,

@@ -1053,14 +1053,14 @@ pub mod tally {
             /// Whether a kernel is transformed, so that it can run sliced or preemptible.
             #[derive(Clone, PartialEq)]
             pub enum Transformation {
-                /// Nothing is known of it yet.
+                /// Nothing is known of it yet, or its client cannot: another may, and it may be SM-limited.
                 Unknown,
                 /// Nothing speaks against it.
                 Preparable,
                 /// It is under way.
                 Preparing,
                 Ready(TransformedForms),
-                /// It is not possible (the kernel may still run SM-limited), and why.
+                /// It is not possible, and why. The kernel is not SM-limited either.
                 WholeOnly(_rt::String),
             }
             impl ::core::fmt::Debug for Transformation {
@@ -1486,9 +1486,9 @@ pub mod tally {
             /// Give a best-effort client a width: each of its launches that is decided `run` is as if decided `sm-limited` with
             /// so many SMs, if that is offered, until another width is set. So is each leased one of a kernel of which a launch
             /// was decided to be SM-limited before; it takes the width of the moment in which its program makes it. 0, as at
-            /// first: no width. Other decisions are as they are, and so is what cannot be limited. Of each kernel three launches
-            /// are measured on all SMs first, or one if that was beside other clients' work. A change is
-            /// free, but that a stream's next launch waits for those before it.
+            /// first: no width. Other decisions are as they are, and so is what cannot be limited. A kernel's first
+            /// three launches use all SMs; one is enough if it ran beside other clients' work. A change is free, but that a
+            /// stream's next launch waits for those before it.
             #[allow(async_fn_in_trait)]
             pub fn set(client: ClientId, sms: u32) -> () {
                 unsafe {
