@@ -77,7 +77,7 @@ mod worker;
 
 use cuda::{CuResult, driver};
 use graphs::reason::GraphState;
-use launch::{PlannedLaunch, Shape, StreamState, Target};
+use launch::{PlannedLaunch, Shape, StreamState, Target, blocks_of};
 use std::sync::atomic::Ordering::Relaxed;
 use tally_ipc::layout::submission_flags::{CAN_LIMIT, CAN_PREPARE, CAN_SLICE, COOPERATIVE};
 use tally_ipc::ring::Answer;
@@ -141,6 +141,21 @@ pub fn offers(shape: &Shape, target: &Target, stream: &StreamState) -> u32 {
         }
         Target::Other => 0,
     }
+}
+
+/// Before a slot's launch of this number, on all SMs. Its context is current.
+pub fn before_launch_on_all(slot: usize, number: u32, shape: &Shape, target: &Target) {
+    let blocks = match target {
+        Target::Graph(exec) => graphs::limit::unread_blocks(*exec),
+        Target::Kernel(launch) => {
+            let resident = || transformed::resident_on_all(launch);
+            occupied_sms::counted(shape.kernel as usize, blocks_of(launch.grid), resident)
+        }
+        Target::Other => {
+            occupied_sms::counted(shape.kernel as usize, blocks_of(shape.grid), || None)
+        }
+    };
+    occupied_sms::note(slot, number, blocks);
 }
 
 /// Makes a launch as decided. `None`: nothing was issued, it must run whole.

@@ -9,12 +9,11 @@
 //! before the client was gated; and such launches with more blocks than the GPU holds, which are not counted although
 //! the last ones may be alone there.
 
-use crate::graphs;
-use crate::launch::{Shape, Target, blocks_of};
+use crate::host::host;
+use crate::kernels;
 use crate::lock::Lock;
 use crate::prepare::{Limitable, limitable_as_known};
-use crate::{kernels, sm_limit, transformed};
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 use tally_ipc::layout::STREAM_SLOTS;
@@ -60,29 +59,22 @@ static OPEN: AtomicU64 = AtomicU64::new(0);
 /// Held by who changes them.
 static TURN: Lock = Lock::new();
 
-/// Before a slot's launch of this number, on all SMs. Its context is current.
-pub fn before_launch(slot: usize, number: u32, shape: &Shape, target: &Target) {
-    let blocks = match target {
-        Target::Graph(exec) => graphs::limit::unread_blocks(*exec),
-        Target::Kernel(launch) => {
-            let resident = || transformed::resident_on_all(launch);
-            counted(shape.kernel as usize, blocks_of(launch.grid), resident)
-        }
-        Target::Other => counted(shape.kernel as usize, blocks_of(shape.grid), || None),
-    };
-    note(slot, number, blocks);
-}
-
 /// Blocks of a launch that may wait for the host while others are to run beside it; else 0. `resident`: blocks of it
 /// that the whole GPU holds at once, if that is known.
 pub(crate) fn counted(kernel: usize, blocks: u64, resident: impl FnOnce() -> Option<u64>) -> u64 {
     let is_known_to_end =
         limitable_as_known(kernel) == Limitable::Any || kernels::may_be_limited_unread(kernel);
     let is_larger = |blocks| {
-        let all = sm_limit::all_sms().map(|sms| BLOCKS_OF_SM_MAX * u64::from(sms));
-        all.is_some_and(|all| blocks > all) || resident().is_some_and(|resident| blocks > resident)
+        all_blocks().is_some_and(|all| blocks > all)
+            || resident().is_some_and(|resident| blocks > resident)
     };
     if is_known_to_end || is_larger(blocks) { 0 } else { blocks }
+}
+
+/// Blocks that the GPU may hold, if its SMs are known.
+fn all_blocks() -> Option<u64> {
+    let sms = host().client()?.report.sm_count.load(Relaxed);
+    (sms != 0).then(|| BLOCKS_OF_SM_MAX * u64::from(sms))
 }
 
 /// Before a launch of a slot's with so many such blocks.

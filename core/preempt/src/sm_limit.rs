@@ -141,11 +141,6 @@ pub(crate) fn largest() -> u32 {
     LARGEST.load(Acquire)
 }
 
-/// SMs of the GPU, if they are known.
-pub(crate) fn all_sms() -> Option<u32> {
-    host().client().map(|client| client.report.sm_count.load(Relaxed)).filter(|sms| *sms != 0)
-}
-
 /// SMs of each green context, rising.
 pub(crate) fn all_green_sms() -> Vec<u32> {
     POOL.with(|pool| pool.contexts.iter().map(|green| green.sms).collect())

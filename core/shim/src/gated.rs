@@ -34,7 +34,7 @@ use tally_ipc::ring::{self, Answer, Request};
 use tally_ipc::wait::{self, CLIENT_NAP, CORE_STUCK_NS, now_ns};
 use tally_preempt::cuda::{CuResult, SUCCESS, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
-use tally_preempt::{occupied_sms, prepare, settings, sm_limit};
+use tally_preempt::{prepare, settings, sm_limit};
 
 /// A waiting thread asks for the events of its stream at every so many looks for its answer.
 const LOOKS_PER_POLL: u32 = 4;
@@ -385,7 +385,7 @@ impl Gated<'_> {
             let shape = shape.unwrap_or_else(self.call.shape);
             let number = self.before.wrapping_add(1);
             let target = (self.call.target)();
-            let note = || occupied_sms::before_launch(self.index, number, &shape, &target);
+            let note = || tally_preempt::before_launch_on_all(self.index, number, &shape, &target);
             // As in `offers`.
             if capture::is_active() { driver().relaxed(note) } else { note() }
         }
