@@ -9,7 +9,7 @@
 //! Must be called where no launch on some of the SMs is being made ([`Host::alone`](crate::host::Host::alone) sees to
 //! that): one that came between a join's two calls would be lost to it.
 
-use crate::cuda::{NOT_READY, Ptr, STREAM_LEGACY, SUCCESS, driver};
+use crate::cuda::{NOT_READY, Ptr, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, driver};
 use crate::host::host;
 use crate::lock::Lock;
 use crate::sm_limit;
@@ -115,11 +115,15 @@ pub(crate) fn before(slot: usize, stream: usize, context: usize) -> bool {
 /// before what comes behind them is asked for.
 fn one(slot: usize) {
     let open = &OPEN[slot & 63];
-    while attempt(slot) == Some(false) && !host().is_exiting() {
+    // Its handle means another stream in another thread.
+    let is_others = || open.stream.load(SeqCst) == STREAM_PER_THREAD && latest(slot, 0) != 0;
+    while (is_others() || attempt(slot) == Some(false)) && !host().is_exiting() {
         let (launches, limited) = (open.launches.load(SeqCst), open.limited.load(SeqCst));
         let Some(query) = driver().stream_query.filter(|_| limited != 0) else { return };
         // SAFETY: a stream of ours.
-        match driver().relaxed(|| unsafe { query(limited as Ptr) }) {
+        let ask = || driver().relaxed(|| unsafe { query(limited as Ptr) });
+        let Some(result) = within(open.context.load(SeqCst), ask) else { return };
+        match result {
             NOT_READY => wait::nap(NAP),
             SUCCESS if open.launches.load(SeqCst) == launches => return close(slot),
             SUCCESS => {}
@@ -151,10 +155,7 @@ fn attempt(slot: usize) -> Option<bool> {
     let wait = || sm_limit::wait_behind(stream, limited);
     // The handle of the legacy stream means that of the current context, and with none current the driver may refuse.
     let context = open.context.load(SeqCst);
-    let result = match driver().current_context() == context {
-        true => Some(wait()),
-        false => driver().within(context, wait),
-    };
+    let result = within(context, wait);
     let is_joined = result == Some(SUCCESS);
     // Not before: another thread must not go on until the stream waits. And not if a signal handler came here within a
     // launch, which this is not behind.
@@ -162,6 +163,14 @@ fn attempt(slot: usize) -> Option<bool> {
         close(slot);
     }
     result.map(|_| is_joined)
+}
+
+/// In a context, unless it is not there.
+fn within<T>(context: usize, work: impl FnOnce() -> T) -> Option<T> {
+    match driver().current_context() == context {
+        true => Some(work()),
+        false => driver().within(context, work),
+    }
 }
 
 fn close(slot: usize) {

@@ -6,8 +6,8 @@
 //! other streams have blocks.
 //!
 //! Known limits: a launch that was limited before such a launch came, and had not begun; launches that nobody decided,
-//! before the client was gated; and such launches with more blocks than the GPU holds, which are not counted although
-//! the last ones may be alone there.
+//! before the client was gated; such launches with more blocks than the GPU holds, which are not counted although the
+//! last ones may be alone there; and kernels of one graph that run side by side, of which the largest counts.
 
 use crate::host::host;
 use crate::kernels;
@@ -24,7 +24,7 @@ const BLOCKS_OF_SM_MAX: u64 = 32;
 /// The slot of streams that share one: nothing of it is ever limited.
 const OVERFLOW: usize = STREAM_SLOTS - 1;
 /// Longer than a thread holds [`TURN`], unless a signal handler came within.
-const TURN_MAX: Duration = Duration::from_millis(1);
+const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Launches that follow one another in a slot.
 struct Group {
@@ -99,7 +99,9 @@ pub(crate) fn may_be_all(slot: usize, sms: u32) -> bool {
     let mut blocks = 0_u64;
     while slots != 0 {
         let Slot([older, newer]) = &SLOTS[slots.trailing_zeros() as usize];
-        blocks = blocks.saturating_add(older.blocks().max(newer.blocks()));
+        // In this order: what moves is in the older one before it leaves the newer one.
+        let newer = newer.blocks();
+        blocks = blocks.saturating_add(newer.max(older.blocks()));
         slots &= slots - 1;
     }
     blocks > 0 && blocks >= u64::from(sms)

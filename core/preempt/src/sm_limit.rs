@@ -431,14 +431,13 @@ pub fn launch(
     if unsafe { d.stream_priority?(stream as Ptr, &mut priority) } != SUCCESS {
         return None;
     }
-    let (at, green_sms) = POOL.with(|pool| {
-        let at = pool.at(sms);
-        (at, pool.contexts.get(at).map_or(0, |green| green.sms))
-    });
-    // Others may have come since it was offered.
-    if occupied_sms::may_be_all(slot, green_sms)
-        || !places::has_room(slot, at, || has_queues_for(planned.context, 1))
-    {
+    // Others may have come since it was offered; a larger green context they may not fill.
+    let is_free = |green: &GreenContext| !occupied_sms::may_be_all(slot, green.sms);
+    let at = POOL.with(|pool| {
+        let wanted = pool.at(sms);
+        Some(wanted + pool.contexts.get(wanted..)?.iter().position(is_free)?)
+    })?;
+    if !places::has_room(slot, at, || has_queues_for(planned.context, 1)) {
         return None;
     }
     let limited = limited_stream(slot, priority, at)?;

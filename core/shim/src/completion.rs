@@ -387,7 +387,8 @@ pub fn tail(client: &ClientRegion, index: usize) -> Found {
             return false;
         }
         track.unmarked = 0;
-        track.last = Some((seen.sequence(), now_ns(), u64::MAX));
+        // Else an event is put behind them once the thread ends.
+        track.last = is_idle.map(|_| (seen.sequence(), now_ns(), u64::MAX));
         report(client, index, seen.sequence(), None);
         true
     });
@@ -428,7 +429,7 @@ fn covered(client: &ClientRegion, index: usize, slot: &Slot, number: u32) {
     }
     if are_all_done {
         if index == OVERFLOW {
-            occupied_sms::ended(index, number);
+            occupied_sms::ended(index, seen.sequence());
         }
         let bit = slots::bit(index);
         link::report_change(activity::covered(&client.activity, &slot.word, bit, seen));

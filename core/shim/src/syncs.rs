@@ -377,7 +377,7 @@ fn joined(real: impl FnOnce() -> CuResult) -> CuResult {
 fn current_context() -> usize {
     // Off, or idle: nothing to find out.
     match state::client() {
-        Some(client) if client.activity.busy_streams.load(SeqCst) | units::pending() != 0 => {
+        Some(client) if of_interest(client.activity.busy_streams.load(SeqCst)) != 0 => {
             driver().current_context()
         }
         _ => 0,

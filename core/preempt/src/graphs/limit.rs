@@ -258,9 +258,6 @@ fn launch_copy(
     (copy, known): (&Arc<GraphCopy>, Known),
     sms: u32,
 ) -> Option<CuResult> {
-    if occupied_sms::may_be_all(planned.slot, sms) {
-        return None;
-    }
     let key = exec as usize;
     let graph_launch = driver().graph_launch?;
     let parts = with_limits(key, copy, |limits| {
@@ -269,7 +266,7 @@ fn launch_copy(
     })??;
     let [Step::Graph(twin)] = &*parts.steps else { return None };
     let launching = order::begin(exec, planned.stream, true);
-    if !launching.may_be_in_parts {
+    if !launching.may_be_in_parts || occupied_sms::may_be_all(planned.slot, sms) {
         return None;
     }
     occupied_sms::note(planned.slot, planned.number, known.unbound_blocks);
