@@ -125,11 +125,14 @@ fn compile(loader: &Loader, files: PolicyFiles, cancel: &Cancel) -> Result<Ready
 /// the first one is what people are told.
 fn start(
     program: &Compiled,
+    source: &Source,
     config: &str,
     offers: &[Saved],
 ) -> Result<(WasmPolicy, Restored), String> {
     let mut first: Option<(WasmPolicy, Restored)> = None;
-    let begin = |saved| program.start(config, saved).map_err(|error| error.to_string());
+    let config_file = source.config_file.as_deref();
+    let begin =
+        |saved| program.start(config, saved).map_err(|error| error.with_config_file(config_file));
     for saved in offers {
         let policy = begin(Some(saved))?;
         let restored = policy.restored().clone();
@@ -167,7 +170,7 @@ impl PolicySlot {
             let files = PolicyFiles::read_own(&source, config.limits.component_bytes_max);
             let ready = files.and_then(|files| compile(&loader, files, &Cancel::never()));
             let started = ready.and_then(|ready| {
-                let (policy, _) = start(&ready.program, &ready.config_text, &[])?;
+                let (policy, _) = start(&ready.program, &ready.source, &ready.config_text, &[])?;
                 Ok((policy, ready))
             });
             started.map_err(|why| (Some(source), why))
@@ -370,7 +373,8 @@ impl PolicySlot {
             }
         }
         let (program, config) = (ready.program.clone(), ready.config_text.clone());
-        let started = aside(move || start(&program, &config, &offers)).await;
+        let source = ready.source.clone();
+        let started = aside(move || start(&program, &source, &config, &offers)).await;
         let (policy, restored) = match started {
             Ok(started) => started,
             Err(message) => return Err(self.failed(ready.source, message)),

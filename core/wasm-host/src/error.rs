@@ -1,6 +1,7 @@
 //! Why a policy was refused. Every message says which file, what was wrong and
 //! what to do.
 
+use std::path::Path;
 use tally_compiler::{CompileError, TooMany};
 use tally_engine::policy::Fault;
 
@@ -181,4 +182,16 @@ pub enum LoadError {
     /// It could not be started, or its `init` failed.
     #[error("{file}: failed while it was started: {fault}")]
     InitFailed { file: String, fault: Fault },
+}
+
+impl LoadError {
+    /// As text, for who named this file of the policy's configuration.
+    pub fn with_config_file(&self, config_file: Option<&Path>) -> String {
+        match (self, config_file) {
+            (LoadError::InitRefused { file, message }, Some(config)) => {
+                format!("{}: {file} refuses this configuration: {message}", config.display())
+            }
+            _ => self.to_string(),
+        }
+    }
 }

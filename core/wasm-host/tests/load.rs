@@ -137,8 +137,12 @@ fn features_and_sizes_that_policies_do_not_get() {
 fn a_policy_refuses_its_configuration_in_its_own_words() {
     let host = host(Limits::default());
     let error = host.load_file(&guest("policies", "tally-priority"), "idle_gap_us = -1");
-    let error = error.err().unwrap().to_string();
-    says(&error, &["tally-priority.wasm: refuses its configuration", "idle_gap_us = -1", "0 to"]);
+    let error = error.err().unwrap();
+    let said = ["tally-priority.wasm: refuses its configuration", "idle_gap_us = -1", "0 to"];
+    says(&error.to_string(), &said);
+    let of_file = error.with_config_file(Some(Path::new("/etc/priority.toml")));
+    assert!(of_file.starts_with("/etc/priority.toml: "), "{of_file}");
+    says(&of_file, &["tally-priority.wasm refuses this configuration: ", "idle_gap_us = -1"]);
 }
 
 #[test]

@@ -102,7 +102,9 @@ impl PolicySlot {
         let loader = self.loader.clone();
         aside(move || {
             let Ready { source, program, config_text } = compile(&loader, files, &Cancel::never())?;
-            program.start(&config_text, None).map_err(|error| error.to_string())?;
+            let config_file = source.config_file.as_deref();
+            let started = program.start(&config_text, None);
+            started.map_err(|error| error.with_config_file(config_file))?;
             Ok(Candidate { source, program, config_text })
         })
         .await

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tally_admin::{ShadowShare, ShadowStatus};
+use tally_admin::{ShadowShare, ShadowStatus, Source};
 use tally_decision_log::compare::KINDS;
 use tally_decision_log::record::kind;
 use tally_decision_log::{Player, TapReader, decode};
@@ -50,10 +50,11 @@ impl Component {
         let limits = Limits { call_cpu_ms_max, ..policy.limits.clone() };
         let host = PolicyHost::new(limits).map_err(|e| e.to_string())?;
         let host = host.granting(policy.capabilities).trusting(trust);
-        let path = source.file;
+        let Source { file: path, config_file } = source;
         let component = ComponentFile::new(&path, component, signature);
         let compiled = host.compile(&component, &Cancel::never()).map_err(|e| e.to_string())?;
-        let first = Some(compiled.start(&config, None).map_err(|e| e.to_string())?);
+        let first = compiled.start(&config, None);
+        let first = Some(first.map_err(|e| e.with_config_file(config_file.as_deref()))?);
         Ok(Component { compiled, path, config, first })
     }
 
