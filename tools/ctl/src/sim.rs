@@ -41,7 +41,7 @@ pub struct SimArgs {
     pub be: Vec<BestEffort>,
     /// Load of each service: requests arrive at random, at a rate that would keep it busy for this share of the time
     /// if it were alone.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5, value_parser = programs::load)]
     pub load: f64,
     /// Objective of each service: longest time that a request may take once begun, from 10us to 600s with its unit
     #[arg(long, value_name = "TIME", value_parser = crate::client::slo_ms, requires = "hp")]

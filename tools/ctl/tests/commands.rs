@@ -514,7 +514,7 @@ fn a_simulation_says_which_input_is_bad_and_what_was_expected() {
     for (args, expected) in [
         (&["--hp", "no-trace", "--be", "resnet50_train_b128"][..], "built-in are"),
         (&["--hp", file, "--be", file], "no column `ts_us`"),
-        (&[&PAIR[..], &["--load", "0"]].concat(), "--load 0: expected more than 0"),
+        (&[&PAIR[..], &["--load", "0"]].concat(), "'--load <SHARE>': expected more than 0"),
         (&[&PAIR[..], &["--seconds", "inf"]].concat(), "--seconds"),
         (&[&PAIR[..], &["--warm-up-seconds=-1"]].concat(), "-1: expected 0 to 3600"),
         (&[&PAIR[..], &["--arrivals", file]].concat(), "bad.csv, line 2: `soon`, expected seconds"),

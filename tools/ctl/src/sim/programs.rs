@@ -56,6 +56,17 @@ pub struct HighPriority {
     pub eager: bool,
 }
 
+/// A load: `0.5`, or `50%`.
+pub fn load(text: &str) -> Result<f64, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let load = match text.strip_suffix('%') {
+        Some(percent) => number(percent).map(|percent| percent / 100.0),
+        None => number(text),
+    };
+    let load = load.filter(|load| *load > 0.0 && *load <= LOAD_MAX);
+    load.ok_or_else(|| format!("expected more than 0 and at most {LOAD_MAX}, such as 0.5 or 50%"))
+}
+
 /// A trace, and the service's own options after the last commas.
 pub fn high_priority(text: &str) -> Result<HighPriority, String> {
     let mut one = HighPriority { trace: text.into(), ..HighPriority::default() };
@@ -69,9 +80,7 @@ pub fn high_priority(text: &str) -> Result<HighPriority, String> {
                 one.tpot_ms = Some(crate::client::slo_ms(time).map_err(wrong)?);
             }
             Some(("load", share)) if one.load.is_none() => {
-                let load = share.parse().ok().filter(|load| *load > 0.0 && *load <= LOAD_MAX);
-                let why = || wrong(format!("expected more than 0 and at most {LOAD_MAX}"));
-                one.load = Some(load.ok_or_else(why)?);
+                one.load = Some(load(share).map_err(wrong)?);
             }
             Some(("arrivals", file)) if one.arrivals.is_none() => {
                 if file.is_empty() {
@@ -184,7 +193,7 @@ mod tests {
         let slo =
             HighPriority { slo_ms: Some(20.0), load: Some(0.4), eager: true, ..plain.clone() };
         assert_eq!(high_priority("a,b.csv,slo=20ms,eager,load=0.4"), Ok(slo.clone()));
-        assert_eq!(high_priority("a,b.csv,load=0.4,slo=20ms,eager"), Ok(slo), "in any order");
+        assert_eq!(high_priority("a,b.csv,load=40%,slo=20ms,eager"), Ok(slo), "in any order");
         let tpot = HighPriority { tpot_ms: Some(8.0), arrivals: Some("c.txt".into()), ..plain };
         assert_eq!(high_priority("a,b.csv,tpot=8ms,arrivals=c.txt"), Ok(tpot));
         // What is no option of a service is part of a file's name.
