@@ -217,6 +217,8 @@ fn build_std(dir: &Path, version: &str) -> Result<()> {
         toolchain
             .cargo()
             .args(["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"])
+            // Without backtraces, which a policy has none of.
+            .arg("-Zbuild-std-features=")
             .current_dir(&build)
             .env("CARGO_TARGET_DIR", build.join("target"))
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
