@@ -33,6 +33,13 @@ impl Programs {
     }
 }
 
+/// On a busy machine a policy that waits for the CPU must not end a test.
+fn start_core(scene: &Scene, policy: &Path) -> Result<Process> {
+    let config = scene.dir().join("core.toml");
+    std::fs::write(&config, "[policy.limits]\ncall_cpu_ms_max = 2000\n")?;
+    scene.core(policy, &["--config", &config.to_string_lossy()])
+}
+
 fn ab(scene: &Scene, arguments: &[&str]) -> Result<String> {
     let mut all = vec!["ab"];
     all.extend(arguments);
@@ -74,7 +81,7 @@ fn a_test_runs_and_reports_and_nothing_else_loads_a_policy_meanwhile() -> Result
     let scene = Scene::new(&artefacts, Device::software())?;
     let alone = jobs::training_checksum(&scene, STEPS)?;
     let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
-    let mut core = scene.core(&fifo, &[])?;
+    let mut core = start_core(&scene, &fifo)?;
     let programs = Programs::start(&scene, alone)?;
     let timing = ["--block=400ms", "--washout=40ms", "--max-time=8s", "--to-end"];
     let said = start(&scene, &fifo, &priority, &timing)?;
@@ -130,7 +137,7 @@ fn a_breached_guard_makes_a_active_at_once() -> Result<()> {
     let scene = Scene::new(&artefacts, Device::software())?;
     let alone = jobs::training_checksum(&scene, STEPS)?;
     let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
-    let mut core = scene.core(&priority, &[])?;
+    let mut core = start_core(&scene, &priority)?;
     let programs = Programs::start(&scene, alone)?;
     // A block is much longer than it takes to notice.
     let guard = ["--block=3s", "--max-time=60s", "--guard=hp_p99<1ns"];
@@ -157,7 +164,7 @@ fn a_policy_that_traps_ends_the_test_and_a_serves() -> Result<()> {
     let scene = Scene::new(&artefacts, Device::software())?;
     let alone = jobs::training_checksum(&scene, STEPS)?;
     let (fifo, chaos) = (artefacts.policy("fifo")?, artefacts.test_policy("chaos")?);
-    let mut core = scene.core(&fifo, &[])?;
+    let mut core = start_core(&scene, &fifo)?;
     let programs = Programs::start(&scene, alone)?;
     start(&scene, &fifo, &chaos, &["--block=300ms", "--washout=30ms", "--max-time=60s"])?;
     let report = ended(&scene)?;
@@ -178,7 +185,7 @@ fn a_test_is_stopped_by_hand_and_by_the_cores_end() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
-    let mut core = scene.core(&priority, &[])?;
+    let mut core = start_core(&scene, &priority)?;
     ensure!(ab(&scene, &["report"]).is_err(), "there was no test");
     ensure!(start(&scene, &fifo, &priority, &[]).is_err(), "A is not the active policy");
     start(&scene, &fifo, &priority, &["--replace-active"])?;
@@ -194,7 +201,7 @@ fn a_test_is_stopped_by_hand_and_by_the_cores_end() -> Result<()> {
     let said = core.stderr()?;
     ensure!(said.contains("the core was stopped") && said.contains("drained"), "{said}");
     // The next core has the report.
-    let mut core = scene.core(&priority, &[])?;
+    let mut core = start_core(&scene, &priority)?;
     let kept = report(&scene)?;
     ensure!(kept["ended"]["reason"] == "core_stopping", "{kept:#}");
     ensure!(kept["a"]["name"] == "tally-priority" && kept["b"]["name"] == "fifo", "{kept:#}");
@@ -209,7 +216,7 @@ fn a_test_that_a_dead_core_left_is_reported_as_interrupted() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
     let (fifo, priority) = (artefacts.policy("fifo")?, artefacts.policy("tally-priority")?);
-    let mut core = scene.core(&priority, &[])?;
+    let mut core = start_core(&scene, &priority)?;
     // Long enough until ten pairs without traffic end it.
     start(&scene, &fifo, &priority, &["--block=1s", "--washout=10ms", "--replace-active"])?;
     let folder = scene.dir().join("state/tally/ab");
@@ -224,7 +231,7 @@ fn a_test_that_a_dead_core_left_is_reported_as_interrupted() -> Result<()> {
         Ok((!blocks(&kept["report"])?.is_empty()).then_some(file))
     })?;
     core.kill()?;
-    let mut core = scene.core(&priority, &[])?;
+    let mut core = start_core(&scene, &priority)?;
     let kept = report(&scene)?;
     ensure!(kept["ended"]["reason"] == "interrupted", "{kept:#}");
     ensure!(!blocks(&kept)?.is_empty(), "{kept:#}");
@@ -235,7 +242,7 @@ fn a_test_that_a_dead_core_left_is_reported_as_interrupted() -> Result<()> {
     // A damaged one is said, and no reason not to serve.
     scene.stop(&mut core, JOB_MAX)?;
     std::fs::write(&file, "{")?;
-    let mut core = scene.core(&priority, &[])?;
+    let mut core = start_core(&scene, &priority)?;
     ensure!(ab(&scene, &["report"]).is_err(), "there is none");
     ensure!(core.stderr()?.contains("it is damaged"), "{}", core.stderr()?);
     scene.stop(&mut core, JOB_MAX)
