@@ -188,12 +188,13 @@ fn on_an_old_system_too_a_program_meets_no_descriptor_of_the_shims() -> Result<(
 #[test]
 fn threads_with_much_local_data_and_no_files_to_open_are_no_hindrance() -> Result<()> {
     // The allocator opens a file for the ninth. The first thread's and the last one's are further ones.
-    for threads in 0..=6 {
+    let few = (0..=6).map(|threads| (threads, 0));
+    for (threads, freed_kib) in few.chain([(0, 300), (0, 20 << 10)]) {
         ran_of("arenas.c", "arenas", |_, program| {
-            program.arg(threads.to_string());
+            program.args([threads.to_string(), freed_kib.to_string()]);
             Ok(())
         })
-        .with_context(|| format!("{threads} threads"))?;
+        .with_context(|| format!("{threads} threads, {freed_kib} KiB freed"))?;
     }
     Ok(())
 }

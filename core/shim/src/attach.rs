@@ -85,7 +85,7 @@ fn start() {
 fn begin(settings: Settings) -> Result<(), String> {
     state::set_fail_hold(enter::told_fail_hold().unwrap_or(false));
     state::set_high_priority(settings.hello.high_priority);
-    threads::count_cpus();
+    threads::settle_allocator();
     let (client, connection) = link::start(settings)?;
     let sharing = connection.map(|connection| enter::connection(connection, client));
     if sharing.is_none() {

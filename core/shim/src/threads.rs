@@ -92,30 +92,34 @@ pub fn spawn_with(
     })
 }
 
-/// Have the C library count the CPUs now. It does so in a file, once, when its allocator needs a ninth arena: threads
-/// of the shim have some, and a program may have forbidden to open files by then.
-pub fn count_cpus() {
-    /// `M_ARENA_TEST` of glibc: the number of arenas from which on it counts them, and what that is otherwise.
+/// Have the C library read now what its allocator reads once, in files: how many CPUs there are, when it needs a ninth
+/// arena, and whether memory is overcommitted, when an arena but the first one shrinks. Threads of the shim cause both,
+/// and by then a program may have forbidden to open files, or count on the lowest free descriptor.
+pub fn settle_allocator() {
+    /// `M_ARENA_TEST` of glibc: the number of arenas from which on it counts CPUs, and what that is otherwise.
     const ARENA_TEST: c_int = -7;
     const ARENAS: c_int = 8;
     /// Two threads have an arena at once: the second one's is the third of all.
     static WAIT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
     extern "C" fn allocate(_: *mut c_void) -> *mut c_void {
-        // SAFETY: memory of our own.
-        unsafe { libc::free(std::hint::black_box(libc::malloc(64))) };
+        shrink_arena();
         WAIT[0].fetch_add(1, SeqCst);
         let _ = futex::wake(&WAIT[0], futex::Flags::PRIVATE, 1);
         let most = futex::Timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = futex::wait(&WAIT[1], futex::Flags::PRIVATE, 0, Some(&most));
         null_mut()
     }
-    let is_chosen = |name| std::env::var_os(name).is_some();
-    if ["GLIBC_TUNABLES", "MALLOC_ARENA_TEST", "MALLOC_ARENA_MAX"].into_iter().any(is_chosen) {
-        return;
-    }
+    let is_set = |name| std::env::var_os(name).is_some();
+    let is_chosen =
+        ["GLIBC_TUNABLES", "MALLOC_ARENA_TEST", "MALLOC_ARENA_MAX"].into_iter().any(is_set);
+    let count_from = |arenas| {
+        if !is_chosen {
+            // SAFETY: a number that the allocator looks at under its own lock.
+            unsafe { libc::mallopt(ARENA_TEST, arenas) };
+        }
+    };
     WAIT.iter().for_each(|word| word.store(0, SeqCst));
-    // SAFETY: a number that the allocator looks at under its own lock.
-    unsafe { libc::mallopt(ARENA_TEST, 1) };
+    count_from(1);
     let started = (0..2).filter(|_| spawn_plain(allocate).is_ok()).count() as u32;
     let start = Instant::now();
     loop {
@@ -126,10 +130,40 @@ pub fn count_cpus() {
         let most = futex::Timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = futex::wait(&WAIT[0], futex::Flags::PRIVATE, there, Some(&most));
     }
-    // SAFETY: as above.
-    unsafe { libc::mallopt(ARENA_TEST, ARENAS) };
+    count_from(ARENAS);
     WAIT[1].store(1, SeqCst);
     let _ = futex::wake(&WAIT[1], futex::Flags::PRIVATE, 2);
+}
+
+/// Have the calling thread's arena grow until it shrinks when all is freed. It does so above a size that glibc raises,
+/// up to 64 MiB, as the program frees large pieces.
+fn shrink_arena() {
+    /// Less than the least that has a mapping of its own.
+    const PIECE_BYTES: usize = 120 << 10;
+    const PIECES: [usize; 5] = [4, 16, 64, 256, 540];
+    let mut pieces = [null_mut::<c_void>(); PIECES[PIECES.len() - 1]];
+    for count in PIECES {
+        let pieces = &mut pieces[..count];
+        // SAFETY: memory of our own, of which the first byte is written.
+        let all = pieces.iter_mut().all(|piece| unsafe {
+            *piece = libc::malloc(PIECE_BYTES);
+            !piece.is_null() && {
+                piece.cast::<u8>().write_volatile(0);
+                true
+            }
+        });
+        let last = pieces[count - 1].map_addr(|address| address & !4095);
+        for piece in pieces.iter_mut().rev() {
+            // SAFETY: from above, or null.
+            unsafe { libc::free(std::mem::replace(piece, null_mut())) };
+        }
+        let mut is_there = 0;
+        // SAFETY: only asks whether the page, whatever is there by now, has memory.
+        let asked = unsafe { libc::mincore(last, 1, &raw mut is_there) } == 0;
+        if !all || !asked || is_there & 1 == 0 {
+            break;
+        }
+    }
 }
 
 /// Have the calling thread, one of the shim's own, wake when it is to: by default the system may take 50 us more.

@@ -1,6 +1,7 @@
 /* Has so many threads, each of which has an arena of the allocator, that alone it would open no file with one more; forbids
- * to open files, and starts that one. Says how many values are wrong, and stays until its input ends. The thread-local data
- * is on the stack of each thread. */
+ * to open files, and starts that one, whose arena grows and shrinks. Before all that it frees a piece of so many KiB, which
+ * has the allocator shrink arenas less often. Says how many values are wrong, and stays until its input ends. The
+ * thread-local data is on the stack of each thread. */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -27,12 +28,23 @@ enum { LAUNCHES = 60, BLOCKS = 64 };
 
 static __thread char local[500 << 10];
 
-static void *allocate(void *stays) {
+static int freed_kib;
+
+static void *stay(void *nothing) {
   memset(local, 1, sizeof local);
   void *volatile memory = malloc(1000);
   free(memory);
-  if (stays) pause();
-  return NULL;
+  pause();
+  return nothing;
+}
+
+static void *shrink(void *nothing) {
+  enum { PIECES = 600, PIECE_KIB = 100 };
+  static void *pieces[PIECES];
+  int count = (2 * freed_kib + 1024) / PIECE_KIB;
+  for (int i = 0; i < count && i < PIECES; i++) pieces[i] = malloc(PIECE_KIB << 10);
+  for (int i = count < PIECES ? count : PIECES; i-- > 0;) free(pieces[i]);
+  return nothing;
 }
 
 static const char *const PTX =
@@ -41,7 +53,10 @@ static const char *const PTX =
     "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd3, %r1, 4; add.s64 %rd1, %rd1, %rd3; st.global.u32 [%rd1], %r1; ret; }\n";
 
 int main(int argc, char **argv) {
-  if (argc < 3) return 2;
+  if (argc < 4) return 2;
+  freed_kib = atoi(argv[3]);
+  void *volatile piece = malloc((size_t)freed_kib << 10);
+  free(piece);
   void *context, *module, *function;
   address_t cells;
   unsigned values[BLOCKS];
@@ -51,7 +66,7 @@ int main(int argc, char **argv) {
   CHECK(cuMemAlloc_v2(&cells, sizeof values));
   CHECK(cuModuleLoadData(&module, PTX));
   CHECK(cuModuleGetFunction(&function, module, "k"));
-  for (int i = 0; i < atoi(argv[2]); i++) CHECK(pthread_create(&thread, NULL, allocate, ""));
+  for (int i = 0; i < atoi(argv[2]); i++) CHECK(pthread_create(&thread, NULL, stay, NULL));
   usleep(200000);
   struct sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -62,7 +77,7 @@ int main(int argc, char **argv) {
   struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
   CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
   CHECK((int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program));
-  CHECK(pthread_create(&thread, NULL, allocate, NULL));
+  CHECK(pthread_create(&thread, NULL, shrink, NULL));
   CHECK(pthread_join(thread, NULL));
   for (int launch = 0; launch < LAUNCHES; launch++) {
     void *arguments[] = {&cells};
