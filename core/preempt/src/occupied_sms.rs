@@ -64,17 +64,22 @@ static TURN: Lock = Lock::new();
 pub(crate) fn counted(kernel: usize, blocks: u64, resident: impl FnOnce() -> Option<u64>) -> u64 {
     let is_known_to_end =
         limitable_as_known(kernel) == Limitable::Any || kernels::may_be_limited_unread(kernel);
-    let is_larger = |blocks| {
-        all_blocks().is_some_and(|all| blocks > all)
-            || resident().is_some_and(|resident| blocks > resident)
+    if is_known_to_end {
+        return 0;
+    }
+    let is_larger = match sms() {
+        // Each holds at least one: the driver need not be asked.
+        Some(sms) if blocks <= sms => false,
+        Some(sms) if blocks > BLOCKS_OF_SM_MAX * sms => true,
+        _ => resident().is_some_and(|resident| blocks > resident),
     };
-    if is_known_to_end || is_larger(blocks) { 0 } else { blocks }
+    if is_larger { 0 } else { blocks }
 }
 
-/// Blocks that the GPU may hold, if its SMs are known.
-fn all_blocks() -> Option<u64> {
+/// The GPU's SMs, if they are known.
+fn sms() -> Option<u64> {
     let sms = host().client()?.report.sm_count.load(Relaxed);
-    (sms != 0).then(|| BLOCKS_OF_SM_MAX * u64::from(sms))
+    (sms != 0).then_some(sms.into())
 }
 
 /// Before a launch of a slot's with so many such blocks.
