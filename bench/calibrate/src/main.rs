@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod decode_row;
 mod row;
 mod table;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Parser;
+use decode_row::DecodeRow;
 use row::{Measured, text};
 use serde_json::Value;
 use std::io::Write;
@@ -70,10 +72,14 @@ fn main() -> Result<()> {
     // As dates they compare as texts do.
     let rows = rows.iter().filter(|row| text(row, "device") == &*options.device);
     let rows = rows.filter(|row| text(row, "date") >= &*options.since);
-    let rows: Vec<_> = rows.filter_map(|row| Measured::of(row, &setup)).collect();
+    let (decode, pairs): (Vec<_>, Vec<_>) = rows.partition(|row| decode_row::is_of(row));
+    let rows: Vec<_> = pairs.into_iter().filter_map(|row| Measured::of(row, &setup)).collect();
     let (rows, left_out): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| !row.has_drifted());
     let compare = |row: &Measured| row.compare(config.as_deref());
-    let compared = rows.iter().map(compare).collect::<Result<Vec<_>>>()?;
+    let mut compared = rows.iter().map(compare).collect::<Result<Vec<_>>>()?;
+    for row in decode.into_iter().filter_map(|row| DecodeRow::of(row, &setup)) {
+        compared.push(row.compare(config.as_deref())?);
+    }
     let mut out = std::io::stdout().lock();
     if options.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&compared)?)?;

@@ -25,7 +25,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("resnet50-train", "resnet50_train_b64"),
 ];
 /// Around the share of the threads of MPS, in a row's mode.
-const PERCENT: [&str; 2] = [", training on ", " %"];
+pub const PERCENT: [&str; 2] = [", training on ", " %"];
 /// Seed of the arrivals in `bench/gpu/step_pairs.py`.
 const SEED: u32 = 7;
 /// An inference alone may take so much longer in a row's mode than it did at first, and under MPS, where
@@ -118,7 +118,7 @@ pub fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row.get(key).and_then(Value::as_str).unwrap_or("")
 }
 
-fn number(row: &Value, key: &str) -> Option<f64> {
+pub fn number(row: &Value, key: &str) -> Option<f64> {
     row.get(key).and_then(Value::as_f64).filter(|&n| n > 0.0)
 }
 
@@ -128,7 +128,7 @@ fn alone_ms(row: &Value, p: &str) -> Option<f64> {
     number(row, &format!("beside_idle_{p}_ms")).or_else(|| number(row, &format!("solo_{p}_ms")))
 }
 
-fn known(name: &str) -> Option<&'static str> {
+pub fn known(name: &str) -> Option<&'static str> {
     PROGRAMS.iter().find(|p| p.0 == name).map(|p| p.1)
 }
 
@@ -346,12 +346,7 @@ impl<'a> Measured<'a> {
             }
         }
         if let Some(rate) = number(self.row, "be_solo_steps_per_s") {
-            let solo_ns = (1e9 / rate) as u64;
-            let before_ns = low.alone[0].map_or(solo_ns, |alone| alone.ns);
-            low.alone[1] = low.alone[1].map(|mps| {
-                mps.scaled_to((mps.ns as f64 * solo_ns as f64 / before_ns as f64) as u64)
-            });
-            low.alone[0] = Some(like(low.alone[0], solo_ns));
+            as_fast_as(low, (1e9 / rate) as u64);
         }
     }
 }
@@ -370,8 +365,16 @@ fn trace(name: &str) -> Result<Trace> {
 }
 
 /// What a training makes alone without a core.
-fn plain_steps_per_s(low: &Trace) -> f64 {
+pub fn plain_steps_per_s(low: &Trace) -> f64 {
     1e9 / low.timed_in(SharingMode::Timeslice).period_ns.max(1) as f64
+}
+
+/// The training takes so long alone, and under MPS as much longer as it did.
+pub fn as_fast_as(low: &mut Trace, solo_ns: u64) {
+    let before_ns = low.alone[0].map_or(solo_ns, |alone| alone.ns);
+    let mps = |mps: Alone| mps.ns as f64 * solo_ns as f64 / before_ns as f64;
+    low.alone[1] = low.alone[1].map(|alone| alone.scaled_to(mps(alone) as u64));
+    low.alone[0] = Some(low.alone[0].unwrap_or_default().scaled_to(solo_ns));
 }
 
 /// Makes the training `by` times as slow alone.

@@ -31,7 +31,16 @@ pub struct SimArgs {
     /// A high-priority service, such as an inference: a built-in trace or a file (.csv, .csv.gz). One iteration is one
     /// request. May be given up to 16 times, each with its own options in place of `--slo`, `--tpot`, `--load`,
     /// `--arrivals` and `--eager`, such as `,slo=20ms,load=0.4`. Without it the best-effort programs are alone.
-    #[arg(long, value_name = "TRACE[,slo=TIME][,tpot=TIME][,load=SHARE][,arrivals=FILE][,eager]")]
+    ///
+    /// With `requests=FILE` it decodes with continuous batching: an iteration is a decode step of 16 sequences, and
+    /// the file has lines of `arrival_ms,context,generated` under that header. `backlog`: they are all there from the
+    /// start, again and again. `prefill=TRACE`: what a chunk of 512 tokens launches; default: that of a model of 8 billion
+    /// parameters.
+    #[arg(
+        long,
+        value_name = "TRACE[,slo=TIME][,tpot=TIME][,load=SHARE][,arrivals=FILE][,eager][,requests=FILE]\
+[,backlog][,prefill=TRACE]"
+    )]
     #[arg(value_parser = high_priority)]
     pub hp: Vec<HighPriority>,
     /// A best-effort program, such as a training: a built-in trace or a file (.csv, .csv.gz). May be given several
@@ -99,6 +108,9 @@ pub struct SimArgs {
     /// program whose iterations are longest.
     #[arg(long, value_name = "S")]
     pub warm_up_seconds: Option<f64>,
+    /// How long the services then serve beside best effort before anything is counted, so that a policy learns them.
+    #[arg(long, value_name = "S")]
+    pub learn_seconds: Option<f64>,
     /// Seed of the random arrivals.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -145,11 +157,11 @@ fn positive(name: &str, value: f64, most: f64) -> Result<f64, CtlError> {
     Err(CtlError::Usage(format!("--{name} {value}: expected more than 0 and at most {most}")))
 }
 
-fn warm_up(seconds: f64) -> Result<f64, CtlError> {
+fn before(option: &str, seconds: f64) -> Result<f64, CtlError> {
     if (0.0..=SECONDS_MAX).contains(&seconds) {
         return Ok(seconds);
     }
-    Err(CtlError::Usage(format!("--warm-up-seconds {seconds}: expected 0 to {SECONDS_MAX}")))
+    Err(CtlError::Usage(format!("--{option} {seconds}: expected 0 to {SECONDS_MAX}")))
 }
 
 fn trace(option: &str, name: &str) -> Result<Trace, CtlError> {
@@ -223,7 +235,8 @@ fn setup(args: &SimArgs) -> Result<Setup, CtlError> {
         },
         seconds,
         overrun_seconds: seconds,
-        warm_up_seconds: args.warm_up_seconds.map(warm_up).transpose()?,
+        warm_up_seconds: args.warm_up_seconds.map(|s| before("warm-up-seconds", s)).transpose()?,
+        learn_seconds: args.learn_seconds.map_or(Ok(0.0), |s| before("learn-seconds", s))?,
         seed: args.seed,
         model,
     })
@@ -255,6 +268,14 @@ fn check_services(args: &SimArgs) -> Result<(), CtlError> {
         return Err(CtlError::Usage("--percentile needs --slo or --frontier".into()));
     }
     let own = args.hp.iter().find(|one| one.slo_ms.is_some() || one.tpot_ms.is_some());
+    let decodes = args.hp.iter().find(|one| one.requests.is_some());
+    if let Some(decodes) = decodes.filter(|_| !args.frontier.is_empty()) {
+        return Err(CtlError::Usage(format!(
+            "--frontier is for services whose requests are served one by one, and --hp {} has requests of tokens: \
+             leave it out",
+            decodes.trace
+        )));
+    }
     if let Some(own) = own.filter(|_| !args.frontier.is_empty()) {
         return Err(CtlError::Usage(format!(
             "--frontier sets the objectives of all services, and --hp {} has its own: leave out its slo and tpot",

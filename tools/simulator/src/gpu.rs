@@ -132,6 +132,21 @@ pub struct Work {
     pub moves_data: bool,
 }
 
+impl Work {
+    /// The same with so many thousandths of the work.
+    #[must_use]
+    pub fn scaled(self, permille: u64) -> Self {
+        let scaled = |ns: u64| ns * permille / 1_000;
+        Work {
+            gap_ns: scaled(self.gap_ns),
+            total_ns: scaled(self.total_ns).max(1),
+            tail_ns: scaled(self.tail_ns).max(1),
+            quantum_ns: scaled(self.quantum_ns),
+            ..self
+        }
+    }
+}
+
 /// Blocks of the kernel that fit one SM.
 pub fn blocks_per_sm(k: &Kernel) -> u64 {
     let threads = u64::from(k.threads().clamp(1, THREADS_PER_SM).next_multiple_of(32));

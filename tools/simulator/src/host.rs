@@ -21,6 +21,8 @@ pub struct Host {
     pub program: Vec<Launch>,
     /// Index in `program` of the next launch.
     pub next: usize,
+    /// Where the iteration at hand ends in `program`.
+    end: usize,
     /// When the next launch is made, ns; `None`: something else has to happen first.
     pub launch_ns: Option<u64>,
     /// It waits for the GPU, and will launch so long after.
@@ -52,8 +54,9 @@ impl Host {
             }
         }
         Host {
-            program,
             next: 0,
+            end: program.len(),
+            program,
             launch_ns: repeats.then_some(0),
             after_end_ns: None,
             ahead_ns: None,
@@ -66,14 +69,15 @@ impl Host {
         }
     }
 
-    /// Begin an iteration: its first launch follows after `lead_ns`.
-    pub fn begin(&mut self, now_ns: u64) {
-        (self.next, self.launch_ns) = (0, Some(now_ns + self.stretched(self.lead_ns)));
+    /// Begin an iteration, which is these launches: the first one follows after the time that the program takes for it.
+    pub fn begin(&mut self, now_ns: u64, launches: Range<usize>) {
+        (self.next, self.end) = (launches.start, launches.end);
+        self.launch_ns = Some(now_ns + self.stretched(self.lead_ns));
     }
 
     /// The iteration's launches are all made and done.
     pub fn idle(&self) -> bool {
-        self.next == self.program.len() && self.made == self.done
+        self.next == self.end && self.made == self.done
     }
 
     /// The next launch was made; plan the one after it.
@@ -81,7 +85,7 @@ impl Host {
         self.made += 1;
         self.next += 1;
         self.launch_ns = None;
-        if self.next == self.program.len() {
+        if self.next == self.end {
             if !self.repeats {
                 return;
             }

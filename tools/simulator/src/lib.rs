@@ -27,6 +27,7 @@
 //! | [`model`] | figures that may be other elsewhere |
 //! | [`device`] | who runs when: time slices, or blocks side by side |
 //! | [`host`] | a program: when it launches, what it waits for |
+//! | [`decode`] | a decode service: requests, continuous batching, what a prefill launches |
 //! | [`completions`] | when the core learns that a launch is done |
 //! | [`sim`] | the loop: time, programs, engine, device |
 //! | [`report`] | what comes out |
@@ -37,7 +38,8 @@
 //! - Blocks run in waves of as many as fit 132 SMs. All waves of a kernel take equally long.
 //! - `timeslice`: one process at a time. The GPU changes at the end of a slice, and leaves a process without work at
 //!   once or after lingering. Services take turns like any other processes, and linger after each other, too.
-//! - `mps`: the older kernel has the room that its blocks take, the younger one the rest.
+//! - `mps`: the older kernel has the room that its blocks take, the younger one the rest. Under the core blocks of high
+//!   priority start before those of best effort that have not started.
 //! - A preemptible kernel stops at the end of a wave after the flag arrives. Slices stop between parts.
 //! - Completions are reported and measured as the shim does it.
 //!
@@ -47,6 +49,7 @@
 pub mod arrivals;
 mod builtin;
 pub mod completions;
+pub mod decode;
 pub mod device;
 mod fairness;
 pub mod gpu;

@@ -84,6 +84,28 @@ pub struct High {
     /// 99th percentile from arrival to end if the service has the GPU alone.
     pub solo_queued_p99_ms: f64,
     pub queued_p99_over_solo: f64,
+    /// Of a service that decodes. What is said of a request's service is then of a decode step, and what is said from
+    /// arrival to end, of a request from its arrival to its last token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode: Option<Decoded>,
+}
+
+/// What a decode service did in the window.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Decoded {
+    pub steps: u64,
+    /// Tokens of a step.
+    pub batch_mean: f64,
+    pub tokens_per_s: f64,
+    /// The same with the GPU alone.
+    pub solo_tokens_per_s: f64,
+    pub step_p95_ms: f64,
+    /// Between two tokens of a request, with prefills in between.
+    pub gap_p50_ms: f64,
+    pub gap_p99_ms: f64,
+    /// Chunks of prompts.
+    pub prefills: u64,
+    pub prefill_p50_ms: f64,
 }
 
 impl High {

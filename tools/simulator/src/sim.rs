@@ -8,6 +8,7 @@ mod outcome;
 mod service;
 mod solo;
 mod timed;
+mod tokens;
 
 pub use service::Service;
 
@@ -55,6 +56,8 @@ pub struct Setup {
     /// The training runs so long before the window, for the policy to learn from; `None`:
     /// five iterations.
     pub warm_up_seconds: Option<f64>,
+    /// Then the services serve so long beside it before anything is counted, for the policy to learn from.
+    pub learn_seconds: f64,
     /// Seed of the random arrivals. Each service has random numbers of its own.
     pub seed: u64,
     /// Figures of the machine and the core.
@@ -69,6 +72,7 @@ impl Default for Setup {
             seconds: 5.0,
             overrun_seconds: 5.0,
             warm_up_seconds: None,
+            learn_seconds: 0.0,
             seed: 1,
             model: Model::default(),
         }
@@ -141,6 +145,8 @@ struct Program<'a> {
     width_sms: u32,
     /// Kernels of which a launch was decided to be SM-limited.
     limited: BTreeSet<u32>,
+    /// Its kernels take so many thousandths of what its trace says.
+    permille: u64,
 }
 
 struct Sim<'a> {
@@ -179,35 +185,44 @@ pub fn simulate_several(
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Report {
     let highs: Vec<Trace> = services.iter().map(Service::as_launched).collect();
-    let here: Vec<Trace> = highs.iter().map(|high| high.timed_in(setup.sharing)).collect();
+    let here: Vec<Trace> = services.iter().map(|high| high.all_launched(setup.sharing)).collect();
     let lows: Vec<Trace> = low.iter().map(|low| low.trace.timed_in(setup.sharing)).collect();
-    let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
     let longest_ns = lows.iter().map(|low| low.period_ns).max();
     let warm_ns =
         longest_ns.map_or(0, |longest| setup.warm_up_seconds.map_or(WARM_ITERATIONS * longest, ns));
+    let counted_ns = warm_ns + ns(setup.learn_seconds);
     let window_ns = ns(setup.seconds);
-    let end_ns = warm_ns + window_ns + ns(setup.overrun_seconds);
+    let counted = counted_ns..counted_ns + window_ns;
+    let end_ns = counted.end + ns(setup.overrun_seconds);
     let mut serving = Vec::with_capacity(services.len());
     for (at, service) in services.iter().enumerate() {
         let solo = Solo::new(&highs[at], service, setup);
         let seed = seed_of(setup, at);
-        let mut times = service.arrivals.times(solo.ns, window_ns, seed);
+        let mut times = match service.decode {
+            Some(_) => Vec::new(),
+            None => service.arrivals.times(solo.ns, counted.end - warm_ns, seed),
+        };
         times.iter_mut().for_each(|at_ns| *at_ns += warm_ns);
-        serving.push(Serving::new(service, &here[at], solo, times, seed));
+        let trace = &here[at];
+        serving.push(Serving::new(service, trace, solo, times, seed, warm_ns, counted.clone()));
     }
     let unscheduled = policy.is_none();
     let traces: Vec<Tenant> =
         lows.iter().zip(low).map(|(trace, low)| Tenant { trace, ..*low }).collect();
     let mut sim = Sim::new(*setup, serving, &traces, policy);
-    sim.run_until(warm_ns, false);
+    sim.run_until(counted.start, false);
     let (before, had) = (sim.progress(), sim.had());
-    sim.run_until(warm_ns + window_ns, false);
+    sim.run_until(counted.end, false);
     sim.floors = sim.floors_since(&had);
     // In iterations, which take so long alone.
     let plain_ns = low.iter().map(|low| low.trace.timed_in(SharingMode::Timeslice).period_ns);
     let window = Window::new(window_ns, &before, &sim.progress(), plain_ns);
     sim.run_until(end_ns, true);
     sim.report(end_ns, &window, unscheduled)
+}
+
+fn ns(seconds: f64) -> u64 {
+    (seconds.max(0.0) * 1e9) as u64
 }
 
 impl<'a> Sim<'a> {
@@ -235,6 +250,7 @@ impl<'a> Sim<'a> {
             tickets: Tickets::default(),
             width_sms: 0,
             limited: BTreeSet::new(),
+            permille: 1_000,
         };
         let high = |serving: &Serving<'a>| Tenant {
             trace: serving.trace,
@@ -268,6 +284,9 @@ impl<'a> Sim<'a> {
             now_ns: 0,
             floors: Vec::new(),
         };
+        if governed {
+            sim.device.prefer_high();
+        }
         let stretch = sim.stretch();
         for lane in sim.lows() {
             sim.programs[lane].host.stretch = stretch;
@@ -351,9 +370,11 @@ impl<'a> Sim<'a> {
             self.obey(now_ns);
         }
         for (serving, program) in self.services.iter_mut().zip(&mut self.programs) {
-            if serving.begins_ns().is_some_and(|ns| ns <= now_ns) {
-                program.host.stretch = serving.begin(now_ns);
-                program.host.begin(now_ns);
+            if serving.begins_ns().is_some_and(|ns| ns <= now_ns)
+                && let Some(begun) = serving.begin(now_ns, program.host.program.len())
+            {
+                (program.host.stretch, program.permille) = (begun.stretch, begun.permille);
+                program.host.begin(now_ns, begun.launches);
             }
         }
         for lane in 0..self.programs.len() {
@@ -372,7 +393,7 @@ impl<'a> Sim<'a> {
         };
         if let Some(serving) = self.services.get_mut(lane) {
             if let Some(since_ns) = serving.unit_since_ns.take() {
-                let open = OpenUnit { since_ns, is_token: serving.graph };
+                let open = OpenUnit { since_ns, is_token: serving.is_token() };
                 engine.unit_began(now_ns, lane as u32, open, &mut self.actions);
             }
             engine.high_activity(now_ns, lane as u32, true, now_ns, &mut self.actions);
@@ -436,7 +457,8 @@ impl<'a> Sim<'a> {
         }
         for index in kernels {
             let sms = if is_high { SMS } else { self.setup.best_effort_sms() };
-            let mut shape = work(&program.trace.kernels[index], form, &self.setup.model, sms);
+            let kernel = &program.trace.kernels[index];
+            let mut shape = work(kernel, form, &self.setup.model, sms).scaled(program.permille);
             let parts_ns = shape.more_launches * self.setup.model.part_ns;
             host_ns += parts_ns;
             // A part cannot run before it was launched.

@@ -310,8 +310,9 @@ proptest! {
         let model = Model { linger_ns, ..Model::default() };
         let transformable = Transformable::All;
         let warm_up_seconds = warm_up_ms.map(|ms| f64::from(ms) / 1e3);
-        let setup =
-            Setup { sharing, transformable, seconds, overrun_seconds, warm_up_seconds, seed, model };
+        let setup = Setup {
+            sharing, transformable, seconds, overrun_seconds, warm_up_seconds, seed, model, ..Setup::default()
+        };
         let policy: Option<Box<dyn Policy + Send>> = scheduled.then(|| Box::new(Erratic::new(seed, 2)) as _);
         let load = Arrivals::Poisson { load };
         let report = simulate_as(graph, &setup, &high, Some(&low), &load, policy);

@@ -2,10 +2,11 @@
 
 use super::{SimArgs, positive};
 use crate::error::CtlError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tally_contract::limits::WEIGHT_MAX;
 use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::Objective;
+use tally_simulator::decode::{Decode, LAYERS, Requests, prefill};
 use tally_simulator::{Arrivals, Service, Trace};
 
 pub const LOAD_MAX: f64 = 100.0;
@@ -54,6 +55,12 @@ pub struct HighPriority {
     pub load: Option<f64>,
     pub arrivals: Option<PathBuf>,
     pub eager: bool,
+    /// It decodes: requests with their tokens.
+    pub requests: Option<PathBuf>,
+    /// They are all there from the start.
+    pub backlog: bool,
+    /// What a chunk of a prefill launches.
+    pub prefill: Option<String>,
 }
 
 /// A load: `0.5`, or `50%`.
@@ -82,24 +89,35 @@ pub fn high_priority(text: &str) -> Result<HighPriority, String> {
             Some(("load", share)) if one.load.is_none() => {
                 one.load = Some(load(share).map_err(wrong)?);
             }
-            Some(("arrivals", file)) if one.arrivals.is_none() => {
-                if file.is_empty() {
-                    return Err(wrong("expected the name of a file".into()));
-                }
-                one.arrivals = Some(file.into());
+            Some(("arrivals" | "requests" | "prefill", "")) => {
+                return Err(wrong("expected the name of a file".into()));
             }
+            Some(("arrivals", file)) if one.arrivals.is_none() => one.arrivals = Some(file.into()),
+            Some(("requests", file)) if one.requests.is_none() => one.requests = Some(file.into()),
+            Some(("prefill", name)) if one.prefill.is_none() => one.prefill = Some(name.into()),
             None if option == "eager" && !one.eager => one.eager = true,
+            None if option == "backlog" && !one.backlog => one.backlog = true,
             _ => break,
         }
         one.trace = before.into();
     }
+    let decodes = one.requests.is_some();
     for (given, pair) in [
         (one.slo_ms.is_some() && one.tpot_ms.is_some(), "slo and tpot"),
         (one.load.is_some() && one.arrivals.is_some(), "load and arrivals"),
+        (decodes && one.slo_ms.is_some(), "requests and slo"),
+        (decodes && one.load.is_some(), "requests and load"),
+        (decodes && one.arrivals.is_some(), "requests and arrivals"),
+        (decodes && one.eager, "requests and eager"),
     ] {
         if given {
             return Err(format!("{pair} exclude each other: leave one of them out"));
         }
+    }
+    if !decodes && (one.backlog || one.prefill.is_some()) {
+        return Err(
+            "backlog and prefill are for services with requests: give it requests=FILE".into()
+        );
     }
     Ok(one)
 }
@@ -120,6 +138,7 @@ pub struct Served {
     arrivals: Arrivals,
     needs: Needs,
     graph: bool,
+    decode: Option<Decode>,
 }
 
 impl Served {
@@ -133,6 +152,9 @@ impl Served {
             (None, Some(tpot_ms)) => Needs::Tpot((tpot_ms * 1e6) as u64),
             (None, None) => Needs::Nothing,
         };
+        if let Some(file) = &one.requests {
+            return Self::decodes(one, file, needs);
+        }
         let graph = !(args.eager || one.eager);
         if matches!(needs, Needs::Tpot(_)) && !graph {
             return Err(CtlError::Usage(format!(
@@ -155,12 +177,51 @@ impl Served {
                 (format!("load {load}"), Arrivals::Poisson { load })
             }
         };
-        Ok(Served { trace: super::trace("hp", &one.trace)?, traffic, arrivals, needs, graph })
+        Ok(Served {
+            trace: super::trace("hp", &one.trace)?,
+            traffic,
+            arrivals,
+            needs,
+            graph,
+            decode: None,
+        })
+    }
+
+    /// One that decodes.
+    fn decodes(one: &HighPriority, file: &Path, needs: Needs) -> Result<Self, CtlError> {
+        if matches!(needs, Needs::Slo(_)) {
+            return Err(CtlError::Usage(format!(
+                "--hp {}: slo is for services whose requests are served one by one; give tpot to one with requests",
+                one.trace
+            )));
+        }
+        let requests = Requests::open(file)
+            .map_err(|why| CtlError::Failed(format!("--hp {}: {why}", one.trace)))?;
+        let prefill = match &one.prefill {
+            Some(name) => super::trace("hp", name)?,
+            None => prefill(LAYERS),
+        };
+        let (requests, traffic) = match one.backlog {
+            true => (requests.backlog(), "a backlog"),
+            false => (requests, "requests"),
+        };
+        Ok(Served {
+            trace: super::trace("hp", &one.trace)?,
+            traffic: format!("{traffic} of {}", file.display()),
+            arrivals: Arrivals::At(Vec::new()),
+            needs,
+            graph: true,
+            decode: Some(Decode { requests, prefill }),
+        })
     }
 
     /// With this objective in place of its own, if it is given one.
     pub fn service(&self, slo: Option<Objective>) -> Service<'_> {
-        let service = Service { graph: self.graph, ..Service::new(&self.trace, &self.arrivals) };
+        let service = Service {
+            graph: self.graph,
+            decode: self.decode.as_ref(),
+            ..Service::new(&self.trace, &self.arrivals)
+        };
         match (slo, self.needs) {
             (Some(slo), _) | (None, Needs::Slo(slo)) => Service { slo: Some(slo), ..service },
             (None, Needs::Tpot(tpot_ns)) => Service { tpot_ns: Some(tpot_ns), ..service },
@@ -196,6 +257,13 @@ mod tests {
         assert_eq!(high_priority("a,b.csv,load=40%,slo=20ms,eager"), Ok(slo), "in any order");
         let tpot = HighPriority { tpot_ms: Some(8.0), arrivals: Some("c.txt".into()), ..plain };
         assert_eq!(high_priority("a,b.csv,tpot=8ms,arrivals=c.txt"), Ok(tpot));
+        let decodes = HighPriority {
+            requests: Some("r.csv".into()),
+            backlog: true,
+            prefill: Some("p.csv".into()),
+            ..high_priority("a,tpot=8ms").unwrap()
+        };
+        assert_eq!(high_priority("a,requests=r.csv,prefill=p.csv,tpot=8ms,backlog"), Ok(decodes));
         // What is no option of a service is part of a file's name.
         assert_eq!(high_priority("a,weight=3").unwrap().trace, "a,weight=3");
         assert_eq!(high_priority("a,eager,eager").unwrap().trace, "a,eager");
@@ -212,6 +280,13 @@ mod tests {
             ("a,arrivals=", "arrivals=: expected the name of a file"),
             ("a,slo=20ms,tpot=8ms", "slo and tpot exclude each other"),
             ("a,arrivals=b,load=1", "load and arrivals exclude each other"),
+            ("a,requests=", "requests=: expected the name of a file"),
+            ("a,requests=r,slo=20ms", "requests and slo exclude each other"),
+            ("a,requests=r,load=1", "requests and load exclude each other"),
+            ("a,requests=r,arrivals=b", "requests and arrivals exclude each other"),
+            ("a,requests=r,eager", "requests and eager exclude each other"),
+            ("a,backlog", "give it requests=FILE"),
+            ("a,prefill=p", "give it requests=FILE"),
         ] {
             let why = high_priority(text).unwrap_err();
             assert!(why.contains(expected), "{text}: {why}");

@@ -58,26 +58,35 @@ pub fn show(out: &mut impl Write, policy: &str, r: &Report, took_s: f64) -> Resu
 
 fn high_priority(out: &mut impl Write, h: &High) -> Result<(), CtlError> {
     writeln!(out, "high priority  {}: {} of {} requests served", h.trace, h.served, h.arrived)?;
+    // Of one that decodes, a step.
+    let (service, what) = match h.decode {
+        Some(_) => ("step ms   ", "steps"),
+        None => ("service ms", "requests"),
+    };
     writeln!(
         out,
-        "  service ms   solo {:.3}  p50 {:.3} ({:.2}x)  p99 {:.3} ({:.2}x)",
+        "  {service}   solo {:.3}  p50 {:.3} ({:.2}x)  p99 {:.3} ({:.2}x)",
         h.solo_ms,
         h.service_p50_ms,
         h.service_p50_over_solo,
         h.service_p99_ms,
         h.service_p99_over_solo
     )?;
+    if let Some(d) = &h.decode {
+        writeln!(
+            out,
+            "  tokens       {:.0} a second (solo {:.0}), {:.1} a step  between two p50 {:.3} ms, p99 {:.3} ms",
+            d.tokens_per_s, d.solo_tokens_per_s, d.batch_mean, d.gap_p50_ms, d.gap_p99_ms
+        )?;
+        writeln!(out, "  prefills     {} chunks, p50 {:.3} ms", d.prefills, d.prefill_p50_ms)?;
+    }
     writeln!(
         out,
         "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
         h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
     )?;
     if let (Some(slo_ms), Some(within)) = (h.slo_ms.or(h.tpot_ms), h.within) {
-        writeln!(
-            out,
-            "  objective    {slo_ms:.3} ms: kept by {:.2} % of requests",
-            within * 100.0
-        )?;
+        writeln!(out, "  objective    {slo_ms:.3} ms: kept by {:.2} % of {what}", within * 100.0)?;
     }
     Ok(())
 }

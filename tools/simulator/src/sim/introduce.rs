@@ -32,7 +32,9 @@ impl Sim<'_> {
             let host = &program.host;
             let mut serving = self.services.get_mut(lane);
             if let Some(serving) = &mut serving {
-                serving.profile = alone(&host.program, &program.trace.kernels);
+                // Of one that decodes: a step.
+                let launches = if serving.tokens.is_some() { 1 } else { host.program.len() };
+                serving.profile = alone(&host.program[..launches], &program.trace.kernels);
             }
             let is_low = serving.is_none();
             for launch in &host.program {
