@@ -94,7 +94,7 @@ impl<'a> Batcher<'a> {
             self.prefilling = self.waiting.pop_front().map(sequence);
         }
         if let Some(one) = &self.prefilling
-            && !(self.was_prefill && !self.running.is_empty())
+            && (!self.was_prefill || self.running.is_empty())
         {
             self.was_prefill = true;
             let tokens = CHUNK_TOKENS.min(one.request.context - one.cached);
