@@ -32,10 +32,10 @@ pub struct SimArgs {
     /// request. May be given up to 16 times, each with its own options in place of `--slo`, `--tpot`, `--load`,
     /// `--arrivals` and `--eager`, such as `,slo=20ms,load=0.4`. Without it the best-effort programs are alone.
     ///
-    /// With `requests=FILE` it decodes with continuous batching: an iteration is a decode step of 16 sequences, and
-    /// the file has lines of `arrival_ms,context,generated` under that header. `backlog`: they are all there from the
-    /// start, again and again. `prefill=TRACE`: what a chunk of 512 tokens launches; default: that of a model of 8 billion
-    /// parameters.
+    /// With `requests=FILE` it decodes with continuous batching: an iteration is a decode step of 16 sequences,
+    /// and the file has lines of `arrival_ms,context,generated` under that header. `backlog`: they are all there from
+    /// the start, again and again. `prefill=TRACE`: what a chunk of 512 tokens launches; default: that of a
+    /// model of 8 billion parameters.
     #[arg(
         long,
         value_name = "TRACE[,slo=TIME][,tpot=TIME][,load=SHARE][,arrivals=FILE][,eager][,requests=FILE]\

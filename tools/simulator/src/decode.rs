@@ -1,8 +1,8 @@
 //! A decode service of a language model: requests, continuous batching, and what its work takes.
 //!
-//! The service runs as `bench/gpu/decode_batch.py` does: at most one chunk of a prefill between two decode steps, each of
-//! which makes a token for every sequence of the batch. A step is one CUDA graph; there is one for each of some batch
-//! sizes. A prefill launches kernel by kernel.
+//! The service runs as `bench/gpu/decode_batch.py` does: at most one chunk of a prefill between two decode steps. A
+//! step makes a token for every sequence of the batch, and is one CUDA graph; there is one for each of some sizes.
+//! A prefill launches kernel by kernel.
 
 mod batcher;
 mod prefill;
