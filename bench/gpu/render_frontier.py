@@ -17,7 +17,7 @@ def lines(rows, table, made_of):
         (
             "A service with Poisson arrivals beside a training. The objective is a multiple of the service's p99 with the GPU to itself. Attainment is "
             f"the share of requests whose service time keeps it; a share in brackets is of a way that does not keep it in {TARGET_PERCENT:g} %. "
-            "Of medians the share's extremes are given. Only `slo-herald` knows the objective."
+            "Of medians the share's extremes are given. Only `slo-herald` knows the objective. `tallyctl sim --frontier --svg` draws a simulated frontier."
         ),
         "",
     ]

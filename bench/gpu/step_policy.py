@@ -374,7 +374,7 @@ def misbehave(harness, kind, trainings, failures):
     core, file = harness.core, harness.suite.work / f"chaos-{kind}.conf"
     file.write_text(f"always {number}")
     state = core.status()
-    before, by_rule = faults_of(state["policy"], names), state["policy"]["built_in_rule_launches"]
+    before, by_rule = faults_of(state["policy"], names), state["policy"]["built_in_rule_decisions"]
     trainings.begin()
     window_s = BEFORE_S + AFTER_S
     start_at = harness.serve(window_s)
@@ -405,7 +405,7 @@ def misbehave(harness, kind, trainings, failures):
         "back_ms": ms("back"),
         "message": seen.get("message"),
         "loaded_because": seen.get("loaded_because"),
-        "built_in_rule_launches": policy["built_in_rule_launches"] - by_rule,
+        "built_in_rule_decisions": policy["built_in_rule_decisions"] - by_rule,
         "fault_cost_us_max": policy["fault_cost_us"]["max"],
         "before_ms": times([s for end, s, _ in rows if end < sent]),
         "around_ms": times(around),

@@ -59,8 +59,8 @@ impl Status {
     }
 
     /// Decisions by the built-in rule instead.
-    pub fn built_in_rule_launches(&self) -> u64 {
-        self.policy().built_in_rule_launches
+    pub fn built_in_rule_decisions(&self) -> u64 {
+        self.policy().built_in_rule_decisions
     }
 
     /// Turns that policies lost, whatever the reason.

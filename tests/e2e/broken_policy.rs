@@ -61,7 +61,7 @@ fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     let counted = kinds.iter().map(|kind| status.faults_of(kind)).sum::<u64>();
     ensure!(counted >= 1, "none of {kinds:?} counted: {:#}", status.0);
     ensure!(
-        status.built_in_rule_launches() >= 1,
+        status.built_in_rule_decisions() >= 1,
         "no launch of the built-in rule counted: {:#}",
         status.0
     );

@@ -70,7 +70,7 @@ fn is_run_by(language: &str) -> Result<()> {
     let (decided, launches) = (status.decisions(), STEPS * TRAINING_DEPTH);
     ensure!(decided >= launches, "{decided} of {launches} decided: {:#}", status.0["policy"]);
     ensure!(
-        status.policy_faults() == 0 && status.built_in_rule_launches() == 0,
+        status.policy_faults() == 0 && status.built_in_rule_decisions() == 0,
         "{:#}",
         status.0["policy"]
     );

@@ -263,7 +263,7 @@ fn a_policy_gets_what_was_granted() -> Result<()> {
     let all = json!(["identity", "kernel-identity", "high-priority"]);
     let (load, policy) = load_nosy(&format!("[policy]\ncapabilities = {all}\n"))?;
     ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
-    ensure!(policy["name"] == "nosy" && policy["built_in_rule_launches"] == 0, "{policy:#}");
+    ensure!(policy["name"] == "nosy" && policy["built_in_rule_decisions"] == 0, "{policy:#}");
     ensure!(policy["granted"] == all && policy["needs"] == all, "{policy:#}");
     let faults = policy["faults"].as_object().context("no faults")?;
     ensure!(faults.values().all(|count| count == 0), "{policy:#}");

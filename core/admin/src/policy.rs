@@ -132,13 +132,13 @@ pub struct PolicyReport {
     pub needs: Vec<Word>,
     /// Why it decided as it did, by its own table, and how often.
     pub reasons: Vec<ReasonStatus>,
-    /// Calls of `decide`, all policies of this run of the core.
+    /// Decisions asked of all policies of this run of the core, also while one is disabled.
     pub decides: u64,
     /// Calls of event functions, all policies of this run of the core.
     pub events: u64,
-    /// Launches decided by the built-in rule because the policy failed.
-    pub built_in_rule_launches: u64,
-    /// Calls that failed, all policies of this run of the core.
+    /// Decisions by the built-in rule because the policy failed, holds included.
+    pub built_in_rule_decisions: u64,
+    /// Faults of all policies of this run of the core.
     pub faults: Faults,
     /// The same number as `faults.trap`, at the top level for alerts.
     pub traps: u64,

@@ -348,8 +348,8 @@ impl SharingChoice {
 pub struct SharingMode {
     /// Which mechanism divides the GPU among clients.
     pub mode: SharingChoice,
-    /// End with exit code 1 if `mode` is `mps` and MPS is not available. `false`: use `timeslice` instead, and say
-    /// why in `tallyctl status`.
+    /// End with exit code 1 if `mode` is `mps` and MPS is not available. `false`: use `timeslice`
+    /// (`none` without an NVIDIA device), and say why in `tallyctl status`.
     pub required: bool,
     /// Hardware time slices in the sharing mode `timeslice`. 0 leaves the driver's slice, about 2 ms.
     pub timeslice: Timeslice,

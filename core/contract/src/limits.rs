@@ -1,5 +1,5 @@
-//! Every limit of the project that an operator or the author of a policy meets, or that more than one crate needs,
-//! each once: its value, its unit, and what happens at it. `docs/reference/limits.md` is made of [`GROUPS`].
+//! Every limit that the author of a policy meets, and those of operators and of several crates but for times of the
+//! protocol: each once, with its unit, and what happens at it. `docs/reference/limits.md` is made of [`GROUPS`].
 //!
 //! What a setting may be is said with the setting (`docs/reference/configuration.md`); here are the defaults that the
 //! contract quotes, and the bounds that no setting changes.

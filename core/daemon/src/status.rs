@@ -46,7 +46,7 @@ pub fn policy_report(
         reasons: figures.map(|f| f.reasons.iter().map(reason).collect()).unwrap_or_default(),
         decides: s.policy.decides,
         events: s.policy.events,
-        built_in_rule_launches: s.policy.built_in_rule_launches,
+        built_in_rule_decisions: s.policy.built_in_rule_decisions,
         faults: Faults { failed, disabled: of(FaultKind::Disabled) },
         traps: failed.trap,
         overruns: failed.overrun,

@@ -360,7 +360,7 @@ fn a_reload_under_load_loses_no_launch() {
     assert!(launched >= 10_000);
     assert_eq!(generations, (2..=21).collect::<Vec<_>>());
     let status = core.status();
-    assert_eq!(status["policy"]["built_in_rule_launches"], 0);
+    assert_eq!(status["policy"]["built_in_rule_decisions"], 0);
     assert_eq!(status["policy"]["name"], "fifo");
 }
 

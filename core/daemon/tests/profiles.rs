@@ -279,5 +279,5 @@ fn a_policy_is_told_of_earlier_runs() {
     let dir = end(core);
     let core = Core::start_in(dir, RARELY, &args);
     assert!(predicted_us(&core, &mut client(&core, 5)) >= 15_000.0);
-    assert_eq!(core.status()["policy"]["built_in_rule_launches"], 0);
+    assert_eq!(core.status()["policy"]["built_in_rule_decisions"], 0);
 }

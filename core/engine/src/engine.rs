@@ -118,8 +118,8 @@ pub struct PolicyStats {
     /// Events that it was told.
     pub events: u64,
     /// Decisions by the built-in rule.
-    pub built_in_rule_launches: u64,
-    /// Lost turns by reason, for all policies of this run.
+    pub built_in_rule_decisions: u64,
+    /// Faults by kind, of all policies of this run; of a disabled one, the calls not made.
     pub faults: BTreeMap<FaultKind, u64>,
     pub last_fault: Option<Fault>,
 }

@@ -325,7 +325,7 @@ fn faults_are_answered_by_the_built_in_rule_and_counted_by_reason() {
     }
     assert_eq!(granted(&out, LOW), Some(3), "the client goes on");
     let stats = e.policy_stats();
-    assert_eq!(stats.built_in_rule_launches, 3);
+    assert_eq!(stats.built_in_rule_decisions, 3);
     for kind in [FaultKind::Trap, FaultKind::Overrun, FaultKind::Nonsense] {
         assert_eq!(stats.faults.get(&kind), Some(&1), "{kind:?}");
     }

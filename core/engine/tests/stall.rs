@@ -82,7 +82,7 @@ fn holding_while_there_is_nothing_to_do_is_a_fault_and_the_rule_answers() {
     s.pass(5 + STALL);
     assert_eq!((s.faults(), granted(&s.out, LOW)), (vec![5 + STALL], Some(1)));
     let stats = s.engine.policy_stats();
-    assert_eq!((stats.faults[&FaultKind::Stall], stats.built_in_rule_launches), (1, 1));
+    assert_eq!((stats.faults[&FaultKind::Stall], stats.built_in_rule_decisions), (1, 1));
     let message = &stats.last_fault.as_ref().unwrap().message;
     assert!(message.contains("of 1 clients for 1000 ms"), "{message}");
     // Once it is done and the next one is held: again, from then on.
@@ -144,7 +144,9 @@ fn high_priority_work_is_a_reason_to_hold() {
     assert_eq!(s.faults(), []);
     s.pass(11 * STALL);
     assert_eq!(s.faults(), [11 * STALL]);
-    assert!(s.engine.policy_stats().built_in_rule_launches >= 1 && granted(&s.out, LOW) == Some(1));
+    assert!(
+        s.engine.policy_stats().built_in_rule_decisions >= 1 && granted(&s.out, LOW) == Some(1)
+    );
 }
 
 #[test]

@@ -235,7 +235,7 @@ pub struct Counters {
     pub failed: AtomicU64,
     /// Launches that went ahead without a core (fail open).
     pub unscheduled: AtomicU64,
-    /// Launches on a stream beyond [`STREAM_SLOTS`].
+    /// Launches on streams without a slot of their own: all beyond the first 63.
     pub stream_overflow: AtomicU64,
     /// Launches that ran whole because the shim could not do what was decided.
     pub degraded: AtomicU64,
@@ -397,7 +397,7 @@ pub mod whole_because {
     pub const NEW_CALL: u32 = 6;
 }
 
-/// One kernel of the client: appended once, never changed after `ready`.
+/// One kernel of the client: appended once. After `ready` only `transform` changes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct KernelEntry {

@@ -1,7 +1,7 @@
 //! Putting a core's welcome in force.
 
 use crate::connection::Connection;
-use crate::state::{self, Epoch};
+use crate::state::{self, Registration};
 use crate::{linger, log, samples, tools, unit_profile};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::AtomicU64;
@@ -55,7 +55,7 @@ pub fn connection(connection: Connection, client: &ClientRegion) -> SharingMode 
     tally_preempt::configure(&welcome.rewrite, &welcome.sharing);
     tools::look();
     linger::configure(client, welcome.high_priority, &welcome.sharing);
-    state::enter(Epoch {
+    state::enter(Registration {
         core: core.leak(),
         spin: Duration::from_nanos(welcome.spin_ns),
         first_ticket,

@@ -17,8 +17,8 @@
 
 use crate::launch::{self, Call};
 use crate::slots::{self, OVERFLOW, SLOTS, Slot};
-use crate::state::{self, Epoch};
-use crate::turn::Held;
+use crate::state::{self, Registration};
+use crate::turn::TurnGuard;
 use crate::{
     aliases, capture, completion, demand, link, poller, quiesce, records, samples, tools, units,
 };
@@ -211,10 +211,10 @@ struct Gated<'a> {
 }
 
 impl Gated<'_> {
-    fn ask(&self, held: &Held<'_>, asked: &mut Option<(Shape, bool)>) -> Way {
+    fn ask(&self, held: &TurnGuard<'_>, asked: &mut Option<(Shape, bool)>) -> Way {
         let Gated { client, index, .. } = *self;
         loop {
-            let Some(epoch) = state::epoch() else {
+            let Some(registration) = state::registration() else {
                 if !state::fail_hold() {
                     return Way::Unscheduled;
                 }
@@ -227,7 +227,7 @@ impl Gated<'_> {
             if state::is_ungated() {
                 return Way::Ungated;
             }
-            if epoch.is_stuck() && !state::fail_hold() {
+            if registration.is_stuck() && !state::fail_hold() {
                 return Way::Unscheduled;
             }
             let (shape, _) = *asked.get_or_insert_with(|| {
@@ -252,16 +252,16 @@ impl Gated<'_> {
                 limited_sms: 0,
             };
             let ticket = ring::take_ticket(client);
-            let published = publish(client, epoch, ticket, &mut request, held);
-            let Some(epoch) = published else { continue };
+            let published = publish(client, registration, ticket, &mut request, held);
+            let Some(registration) = published else { continue };
             if request.flags & LEASED != 0 {
                 return Way::Leased(ticket, request.limited_sms);
             }
             let start = now_ns();
             let looks = Cell::new(0_u32);
             let wait = || {
-                wait_until(client, epoch, held, || {
-                    let answer = ring::answer(epoch.core, ticket);
+                wait_until(client, registration, held, || {
+                    let answer = ring::answer(registration.core, ticket);
                     // What it waits for may be something in flight in its own stream.
                     looks.set(looks.get().wrapping_add(1));
                     if answer.is_none()
@@ -292,16 +292,16 @@ impl Gated<'_> {
 /// `None` if none will: its core is gone, and the next one starts behind it.
 fn publish(
     client: &ClientRegion,
-    asked: &'static Epoch,
+    asked: &'static Registration,
     ticket: u64,
     request: &mut Request,
-    held: &Held<'_>,
-) -> Option<&'static Epoch> {
-    let mut epoch = Some(asked);
-    while let Some(e) = epoch {
+    held: &TurnGuard<'_>,
+) -> Option<&'static Registration> {
+    let mut registration = Some(asked);
+    while let Some(e) = registration {
         let room = || ring::has_room(e.core, ticket).then_some(());
         if let Waited::Lost = wait_until(client, e, held, room) {
-            epoch = state::epoch();
+            registration = state::registration();
         } else {
             // Stuck counts as room: the requests overwritten are of launches that
             // went on unscheduled, or will.
@@ -311,7 +311,7 @@ fn publish(
     // Without a core every earlier ticket's owner is giving up as well: nobody's
     // request is overwritten. And published it must be: the next core may have
     // been told to start at or before this ticket.
-    if let Some(e) = epoch.filter(|e| e.core.granted.ticket.load(SeqCst) > ticket) {
+    if let Some(e) = registration.filter(|e| e.core.granted.ticket.load(SeqCst) > ticket) {
         request.flags |= LEASED;
         let sms = e.core.granted.width_sms.load(Acquire);
         let may_end = request.flags & GRAPH != 0 || sm_limit::was_decided(request.kernel);
@@ -320,7 +320,7 @@ fn publish(
         }
     }
     ring::publish(client, ticket, request);
-    let e = epoch?;
+    let e = registration?;
     if ring::core_needs_wake(e.core) {
         link::wake_core();
     }
@@ -331,14 +331,15 @@ fn publish(
 /// core is gone, or until it is stuck and the fail mode is not to hold.
 fn wait_until<T>(
     client: &ClientRegion,
-    epoch: &'static Epoch,
-    held: &Held<'_>,
+    registration: &'static Registration,
+    held: &TurnGuard<'_>,
     done: impl Fn() -> Option<T>,
 ) -> Waited<T> {
-    let look =
-        || done().map(Waited::Done).or_else(|| state::is_over(epoch).then_some(Waited::Lost));
-    let mut spin = epoch.spin;
-    let mut heartbeat = epoch.core.heartbeat.load(Relaxed);
+    let look = || {
+        done().map(Waited::Done).or_else(|| state::is_over(registration).then_some(Waited::Lost))
+    };
+    let mut spin = registration.spin;
+    let mut heartbeat = registration.core.heartbeat.load(Relaxed);
     let mut beat_at = now_ns();
     loop {
         if let Some(waited) = wait::spin(spin, look) {
@@ -348,16 +349,18 @@ fn wait_until<T>(
         if state::is_exiting() {
             return Waited::Stuck;
         }
-        if let Some(waited) = wait::wait(client, epoch.core, Duration::ZERO, CLIENT_NAP, look) {
+        if let Some(waited) =
+            wait::wait(client, registration.core, Duration::ZERO, CLIENT_NAP, look)
+        {
             return waited;
         }
         spin = Duration::ZERO;
-        let (now, beat) = (now_ns(), epoch.core.heartbeat.load(Relaxed));
+        let (now, beat) = (now_ns(), registration.core.heartbeat.load(Relaxed));
         if beat != heartbeat {
             heartbeat = beat;
             beat_at = now;
         } else if now.saturating_sub(beat_at) > CORE_STUCK_NS && !state::fail_hold() {
-            epoch.stuck_at.store(beat.wrapping_add(1), Relaxed);
+            registration.stuck_at.store(beat.wrapping_add(1), Relaxed);
             return Waited::Stuck;
         }
     }

@@ -26,17 +26,17 @@ extern "C" fn hear(_: *mut c_void) -> *mut c_void {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"tally-probe".as_ptr()) };
     let mut heard: Option<(*const CoreRegion, u32)> = None;
     loop {
-        let Some(epoch) = state::epoch() else {
+        let Some(registration) = state::registration() else {
             state::wait_for_core(PROBE_NAP);
             continue;
         };
-        let word = epoch.core.probes.load(SeqCst);
-        let now = (std::ptr::from_ref(epoch.core), word);
+        let word = registration.core.probes.load(SeqCst);
+        let now = (std::ptr::from_ref(registration.core), word);
         if heard != Some(now) {
             heard = Some(now);
             news::notice(PROBED);
         }
-        tally_ipc::wait::sleep_on(&epoch.core.probes, word, PROBE_NAP);
+        tally_ipc::wait::sleep_on(&registration.core.probes, word, PROBE_NAP);
     }
 }
 
@@ -94,8 +94,8 @@ impl Helper {
     /// By how many best-effort clients there are. Longer at once, for with slices that are too
     /// short for several none of them gets on; shorter when that has lasted.
     fn choose_slice(&mut self) {
-        let Some(epoch) = state::epoch() else { return };
-        let shared = epoch.core.neighbours.load(SeqCst) > 1;
+        let Some(registration) = state::registration() else { return };
+        let shared = registration.core.neighbours.load(SeqCst) > 1;
         let wanted = self.slices_us[usize::from(shared)];
         let is_shorter = wanted != 0 && self.slice_us != 0 && wanted < self.slice_us;
         match self.shorten_at {
@@ -183,7 +183,7 @@ impl Helper {
     }
 
     fn core_lost(&mut self) {
-        let dropped = state::epoch().is_some_and(|e| e.core.serving.load(SeqCst) == 0);
+        let dropped = state::registration().is_some_and(|e| e.core.serving.load(SeqCst) == 0);
         log!("core {}", if dropped { "let this client go" } else { "lost" });
         self.client.report.governed.store(report_state::FAILED, Relaxed);
         state::leave();

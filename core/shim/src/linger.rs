@@ -167,7 +167,8 @@ pub fn before_wait(slot: usize, sequence: u32, awaited: Awaited) {
 fn linger(slot: usize, sequence: u32, awaited: Awaited) {
     let launch = (slot as u64 + 1) << 32 | u64::from(sequence);
     // Without a core programs run unscheduled: there may be somebody.
-    let alone = state::epoch().is_some_and(|epoch| epoch.core.neighbours.load(Relaxed) == 0);
+    let alone = state::registration()
+        .is_some_and(|registration| registration.core.neighbours.load(Relaxed) == 0);
     if alone || LAST.load(Relaxed) == launch || capture::is_active() || state::is_exiting() {
         return;
     }

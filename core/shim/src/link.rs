@@ -63,8 +63,8 @@ pub fn wake_core() {
 #[inline]
 pub fn report_change(change: Change) {
     if change != Change::None
-        && let Some(epoch) = state::epoch()
-        && epoch.core.notify.load(SeqCst) & notify::ACTIVITY != 0
+        && let Some(registration) = state::registration()
+        && registration.core.notify.load(SeqCst) & notify::ACTIVITY != 0
     {
         wake_core();
     }

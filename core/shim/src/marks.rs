@@ -41,7 +41,7 @@ static MARKS_REQUESTS: AtomicBool = AtomicBool::new(false);
 /// Where the core reads, if one does.
 fn region() -> Option<&'static Marks> {
     let client = state::client()?;
-    (state::epoch().is_some() && !state::is_best_effort()).then_some(&client.marks)
+    (state::registration().is_some() && !state::is_best_effort()).then_some(&client.marks)
 }
 
 /// A unit begins now. Its identity, which is used once in a process; `None` if too many are open.
@@ -96,12 +96,12 @@ pub fn are_requests_marked() -> bool {
 
 /// Report a unit that ended to the core.
 pub fn publish(unit: Stated) {
-    let (Some(marks), Some(epoch)) = (region(), state::epoch()) else { return };
-    let waiting = marks.publish(epoch.core.marks_read.load(Acquire), unit);
+    let (Some(marks), Some(registration)) = (region(), state::registration()) else { return };
+    let waiting = marks.publish(registration.core.marks_read.load(Acquire), unit);
     // Again and again: the core may have been about to sleep.
     let is_half_full = |n: u64| n >= MARK_SLOTS as u64 / 2 && n.is_multiple_of(WAKE_EVERY);
-    if epoch.core.notify.load(SeqCst) & notify::UNITS != 0
-        || (waiting.is_some_and(is_half_full) && core_needs_wake(epoch.core))
+    if registration.core.notify.load(SeqCst) & notify::UNITS != 0
+        || (waiting.is_some_and(is_half_full) && core_needs_wake(registration.core))
     {
         link::wake_core();
     }

@@ -178,10 +178,11 @@ pub fn note_leased(is_leased: bool) {
 
 /// Whether something may depend on another launch's end: a launch of this program, another client's, or a decision.
 fn pace() -> Pace {
-    let is_shared = |epoch: &state::Epoch| epoch.core.neighbours.load(Relaxed) > 1;
+    let is_shared =
+        |registration: &state::Registration| registration.core.neighbours.load(Relaxed) > 1;
     if WAITING.load(Relaxed) > 0 {
         Pace::WAITED_FOR
-    } else if IS_LEASED.load(Relaxed) && !state::epoch().is_some_and(is_shared) {
+    } else if IS_LEASED.load(Relaxed) && !state::registration().is_some_and(is_shared) {
         Pace::CALM
     } else {
         Pace::SHARED
@@ -189,7 +190,7 @@ fn pace() -> Pace {
 }
 
 fn nap(word: u32, nap_ns: u64, is_active: bool) {
-    let spins = state::epoch().is_some_and(|epoch| !epoch.spin.is_zero());
+    let spins = state::registration().is_some_and(|registration| !registration.spin.is_zero());
     if nap_ns != u64::MAX || is_active {
         let nap_ns = nap_ns.min(if nap_ns == u64::MAX { AWAKE_NAP_NS } else { NAP_NS_MAX });
         match nap_ns {

@@ -24,7 +24,8 @@ impl Host for Shim {
     }
 
     fn core(&self) -> Option<Core> {
-        state::epoch().map(|epoch| Core { region: epoch.core, spin: epoch.spin })
+        state::registration()
+            .map(|registration| Core { region: registration.core, spin: registration.spin })
     }
 
     fn holds_without_core(&self) -> bool {

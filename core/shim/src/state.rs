@@ -1,7 +1,7 @@
 //! What the whole shim shares: whether it is on, this process's region, the core
 //! it is attached to now, and what a forked child forgets.
 //!
-//! Must never free what a launch may still be reading: regions and epochs of earlier
+//! Must never free what a launch may still be reading: regions and registrations of earlier
 //! cores are kept on purpose (a few KiB for each time that the core was restarted).
 
 use rustix::thread::futex;
@@ -21,12 +21,12 @@ pub const MODE_ON: u32 = 2;
 
 static MODE: AtomicU32 = AtomicU32::new(MODE_UNKNOWN);
 static CLIENT: AtomicPtr<ClientRegion> = AtomicPtr::new(std::ptr::null_mut());
-static EPOCH: AtomicPtr<Epoch> = AtomicPtr::new(std::ptr::null_mut());
+static REGISTRATION: AtomicPtr<Registration> = AtomicPtr::new(std::ptr::null_mut());
 /// Stands in for a core's grant while there is none.
 static NO_GRANT: AtomicU64 = AtomicU64::new(0);
 static GRANT: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const NO_GRANT).cast_mut());
 /// Bumped when the core comes or goes; threads without a core sleep on it.
-static EPOCH_CHANGES: AtomicU32 = AtomicU32::new(0);
+static REGISTRATION_CHANGES: AtomicU32 = AtomicU32::new(0);
 /// What to do without a core, by the last one's word or the environment's.
 static FAIL_HOLD: AtomicBool = AtomicBool::new(false);
 
@@ -40,7 +40,7 @@ static HIGH_PRIORITY: AtomicBool = AtomicBool::new(false);
 
 /// One attachment to one core.
 #[derive(Debug)]
-pub struct Epoch {
+pub struct Registration {
     pub core: &'static CoreRegion,
     /// How long a waiting thread spins.
     pub spin: Duration,
@@ -50,7 +50,7 @@ pub struct Epoch {
     pub stuck_at: AtomicU64,
 }
 
-impl Epoch {
+impl Registration {
     /// It was found stuck and has not moved since.
     pub fn is_stuck(&self) -> bool {
         let at = self.stuck_at.load(Relaxed);
@@ -86,14 +86,14 @@ pub fn forget_client() {
 }
 
 /// The core active, if any.
-pub fn epoch() -> Option<&'static Epoch> {
+pub fn registration() -> Option<&'static Registration> {
     // SAFETY: null, or leaked by `enter`.
-    unsafe { EPOCH.load(Acquire).as_ref() }
+    unsafe { REGISTRATION.load(Acquire).as_ref() }
 }
 
-/// Whether `epoch` is not active any more.
-pub fn is_over(epoch: &'static Epoch) -> bool {
-    !std::ptr::eq(EPOCH.load(Acquire), epoch)
+/// Whether `registration` is not active any more.
+pub fn is_over(registration: &'static Registration) -> bool {
+    !std::ptr::eq(REGISTRATION.load(Acquire), registration)
 }
 
 /// Whether launches are ungated now: the one question that the launch path asks.
@@ -141,18 +141,18 @@ pub fn begin_exit() {
 }
 
 /// A core took this client on.
-pub fn enter(epoch: Epoch) {
-    let epoch: &'static Epoch = Box::leak(Box::new(epoch));
-    EPOCH.store(std::ptr::from_ref(epoch).cast_mut(), SeqCst);
-    GRANT.store((&raw const epoch.core.granted.ticket).cast_mut(), SeqCst);
+pub fn enter(registration: Registration) {
+    let registration: &'static Registration = Box::leak(Box::new(registration));
+    REGISTRATION.store(std::ptr::from_ref(registration).cast_mut(), SeqCst);
+    GRANT.store((&raw const registration.core.granted.ticket).cast_mut(), SeqCst);
     changed();
 }
 
 /// The core is gone: wake everybody who waits for it.
 pub fn leave() {
-    let over = epoch();
+    let over = registration();
     GRANT.store((&raw const NO_GRANT).cast_mut(), SeqCst);
-    EPOCH.store(std::ptr::null_mut(), SeqCst);
+    REGISTRATION.store(std::ptr::null_mut(), SeqCst);
     if let Some(over) = over {
         tally_ipc::wait::wake_own(over.core);
         tally_ipc::wait::wake_sleepers(&over.core.yielding.word);
@@ -162,19 +162,19 @@ pub fn leave() {
 }
 
 fn changed() {
-    EPOCH_CHANGES.fetch_add(1, SeqCst);
-    let _ = futex::wake(&EPOCH_CHANGES, futex::Flags::PRIVATE, i32::MAX as u32);
+    REGISTRATION_CHANGES.fetch_add(1, SeqCst);
+    let _ = futex::wake(&REGISTRATION_CHANGES, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 /// Sleep until a core comes (or goes), at most so long.
 pub fn wait_for_core(most: Duration) {
-    let seen = EPOCH_CHANGES.load(SeqCst);
-    if epoch().is_none() {
+    let seen = REGISTRATION_CHANGES.load(SeqCst);
+    if registration().is_none() {
         let nap = rustix::fs::Timespec {
             tv_sec: most.as_secs() as i64,
             tv_nsec: i64::from(most.subsec_nanos()),
         };
-        let _ = futex::wait(&EPOCH_CHANGES, futex::Flags::PRIVATE, seen, Some(&nap));
+        let _ = futex::wait(&REGISTRATION_CHANGES, futex::Flags::PRIVATE, seen, Some(&nap));
     }
 }
 
@@ -189,7 +189,7 @@ pub fn count(which: impl Fn(&Counters) -> &AtomicU64) {
 /// may be pinned and missing here; nothing touches them again.
 pub fn reset() {
     GRANT.store((&raw const NO_GRANT).cast_mut(), SeqCst);
-    EPOCH.store(std::ptr::null_mut(), SeqCst);
+    REGISTRATION.store(std::ptr::null_mut(), SeqCst);
     CLIENT.store(std::ptr::null_mut(), SeqCst);
     FAIL_HOLD.store(false, SeqCst);
     HIGH_PRIORITY.store(false, SeqCst);

@@ -36,7 +36,7 @@ pub struct Turn {
 
 /// Releases the lock when dropped, unless it was taken over.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct TurnGuard<'a> {
     turn: &'a Turn,
     stamp: u32,
 }
@@ -55,7 +55,7 @@ impl Turn {
 
     /// Wait for it and take it. `None`: the calling thread has it already.
     #[inline(never)]
-    pub fn enter(&self) -> Option<Held<'_>> {
+    pub fn enter(&self) -> Option<TurnGuard<'_>> {
         let here = 0_u8;
         let stack = (&raw const here).addr();
         let me = state::thread_token();
@@ -91,14 +91,14 @@ impl Turn {
         Some(self.own(self.stamp.load(Relaxed), me, stack))
     }
 
-    fn own(&self, stamp: u32, me: u64, stack: usize) -> Held<'_> {
+    fn own(&self, stamp: u32, me: u64, stack: usize) -> TurnGuard<'_> {
         self.owner.store(me, Relaxed);
         self.stack.store(stack, Relaxed);
         self.waiting_ns.store(0, SeqCst);
-        Held { turn: self, stamp }
+        TurnGuard { turn: self, stamp }
     }
 
-    fn take_over(&self, me: u64, stack: usize) -> Option<Held<'_>> {
+    fn take_over(&self, me: u64, stack: usize) -> Option<TurnGuard<'_>> {
         let stamp = self.stamp.load(SeqCst);
         let next = stamp.wrapping_add(1);
         self.stamp.compare_exchange(stamp, next, SeqCst, Relaxed).ok()?;
@@ -106,7 +106,7 @@ impl Turn {
     }
 
     /// Take it if it is free.
-    pub fn try_enter(&self) -> Option<Held<'_>> {
+    pub fn try_enter(&self) -> Option<TurnGuard<'_>> {
         self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok()?;
         let here = 0_u8;
         let me = state::thread_token();
@@ -127,7 +127,7 @@ impl Default for Turn {
     }
 }
 
-impl Held<'_> {
+impl TurnGuard<'_> {
     /// The owner waits for its turn, and is there.
     pub fn waits(&self) {
         self.turn.waiting_ns.store(now_ns(), SeqCst);
@@ -139,7 +139,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
         let turn = self.turn;
         let next = self.stamp.wrapping_add(1);

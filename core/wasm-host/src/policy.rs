@@ -10,7 +10,7 @@
 //!                     +--- faults_max faults: off <-------+
 //! ```
 //! An instance that trapped is never called again: its memory may be in any
-//! state. Nonsense costs the turn but not the instance.
+//! state. An answer that makes no sense costs this decision, but not the instance.
 
 use crate::bindings::convert;
 use crate::compiled::Compiled;

@@ -24,8 +24,8 @@ impl Policy for Fifo {
         Ok(Fifo { decided: Counter::new("decided") })
     }
 
-    /// Called for every launch of a best-effort client; high-priority clients are
-    /// ungated and not asked about.
+    /// Called for every launch of a best-effort client that is not leased; high-priority clients are ungated and not
+    /// asked about.
     fn decide(&mut self, _launch: &Launch) -> Answer {
         self.decided.add(1);
         // Run it whole, and ask again for the next one. `Run(100)` would let the

@@ -46,7 +46,8 @@
 //!
 //! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or best
 //! effort makes it busy nearly all of the time, or fewer of its latest 200 units kept the objective than it asked for,
-//! until enough do again; or units measured alone take over a fifth longer than predicted, until eight are known.
+//! until enough do again; or two of its last four units measured alone took over a fifth longer than the p95 of those
+//! before, until eight are known.
 //!
 //! Several best-effort clients share what they get by weight, and a client that is due by its floor is let in whatever
 //! services can spare ([`tally_fairness`]); on a third of the SMs if it can be, beside a unit that cannot bear it.

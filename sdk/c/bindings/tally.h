@@ -336,7 +336,8 @@ typedef struct {
 typedef uint8_t tally_policy_sharing_sharing_mode_t;
 
 // All clients' kernels run at once (MPS, the software device). A best-effort kernel that is under way is in the
-// way of high-priority work until it ends or yields.
+// way of high-priority work until it ends or yields. Also told where the core does not know how they share
+// (`--sharing none`).
 #define TALLY_POLICY_SHARING_SHARING_MODE_CONCURRENT 0
 // Contexts take turns in short hardware time slices. A best-effort kernel that is under way is interrupted, at
 // the cost of a change of context, however long it is: holding back, slicing and preemption save high-priority

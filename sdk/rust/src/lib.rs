@@ -2,8 +2,8 @@
 //!
 //! A policy is a WebAssembly component that the core asks about kernel launches.
 //! This crate is its only dependency: implement [`Policy`], name the type in
-//! [`export!`], and `cargo xtask policies` (or `cargo build --release --target
-//! wasm32-unknown-unknown`) makes the component.
+//! [`export!`], and `cargo xtask policies` makes the component; in a
+//! project of `tallyctl policy new`, `make` does.
 //!
 //! ```
 //! use tally_sdk::{Answer, Decision, HOLD_UNTIL_CHANGE, Launch, Policy};

@@ -11,7 +11,7 @@ use rustix::fd::AsFd;
 use tally_contract::limits::{PASS_SUBMISSIONS_MAX, TIMERS_MAX};
 use tally_core::dispatch::client::Share;
 use tally_core::dispatch::control::{Control, NewClient};
-use tally_core::dispatch::harness::{Harness, REQUESTS_IN_A_TURN};
+use tally_core::dispatch::harness::{Harness, REQUESTS_OF_ITERATION_MAX};
 use tally_core::dispatch::kernels::KernelShares;
 use tally_core::dispatch::{Settings, park};
 use tally_core::quota::User;
@@ -30,7 +30,7 @@ const CLIENTS_MAX: usize = 40;
 /// Requests of the control plane that wait; the core takes more.
 const REQUESTS_MAX: usize = 100;
 /// Turns in which the honest client's launches are done once the others are gone.
-const TURNS_TO_END: usize = 4_000;
+const ITERATIONS_TO_END: usize = 4_000;
 const HEARTBEAT_NS: u64 = 200_000_000;
 
 /// The client that keeps to the protocol, in one thread.
@@ -99,7 +99,7 @@ impl Honest {
     }
 }
 
-/// A client's counts before a turn.
+/// A client's counts before an iteration.
 struct Before {
     stats: ClientStats,
     consumed: u64,
@@ -190,7 +190,7 @@ impl World {
         };
         let (done, _joined) = oneshot::channel();
         assert!(world.send(Control::Join { client: new, min_share: None, done }));
-        world.turn();
+        world.iterate();
         world
     }
 
@@ -210,9 +210,9 @@ impl World {
         let client = self.others.remove(at);
         let (done, mut left) = oneshot::channel();
         assert!(self.send(Control::Leave { id: client.id, done }));
-        let turns = self.requests.div_ceil(REQUESTS_IN_A_TURN);
-        let answered = (0..turns).any(|_| {
-            self.turn();
+        let iterations = self.requests.div_ceil(REQUESTS_OF_ITERATION_MAX);
+        let answered = (0..iterations).any(|_| {
+            self.iterate();
             // `None`: it was cut off before.
             left.try_recv().map(drop).is_ok()
         });
@@ -221,7 +221,7 @@ impl World {
 
     fn send(&mut self, request: Control) -> bool {
         if self.requests == REQUESTS_MAX {
-            self.turn();
+            self.iterate();
         }
         self.requests += 1;
         self.harness.send(request)
@@ -232,8 +232,8 @@ impl World {
         std::iter::once(&self.honest.client).chain(&self.others).find(|client| client.id == id)
     }
 
-    /// One turn, at `now_ns`. How long the loop would sleep; `None`: not at all.
-    fn turn(&mut self) -> Option<u64> {
+    /// One iteration, at `now_ns`. How long the loop would sleep; `None`: not at all.
+    fn iterate(&mut self) -> Option<u64> {
         let before: BTreeMap<u32, Before> = self
             .harness
             .clients()
@@ -245,15 +245,15 @@ impl World {
             })
             .collect();
         *self.script.calls.lock().unwrap() = Calls::default();
-        let sleeps = self.harness.turn(self.now_ns);
-        self.requests = self.requests.saturating_sub(REQUESTS_IN_A_TURN);
+        let sleeps = self.harness.iterate(self.now_ns);
+        self.requests = self.requests.saturating_sub(REQUESTS_OF_ITERATION_MAX);
         self.see_that_bounded(&before);
         self.see_to_honest();
         while self.harness.notices.try_recv().is_ok() {}
         sleeps
     }
 
-    /// The cost oracle: what the turn did, in counts, against what is promised.
+    /// The cost oracle: what the iteration did, in counts, against what is promised.
     fn see_that_bounded(&self, before: &BTreeMap<u32, Before>) {
         let after: Vec<u32> = self.harness.clients().collect();
         // As many as were there at least: a share falls with the number of clients.
@@ -294,14 +294,15 @@ impl World {
         }
         let asked: u64 = calls.decides.values().sum();
         assert!(asked <= DECISIONS_MAX_ALL, "the policy was asked {asked} times");
-        let clients = before.len() as u64 + REQUESTS_IN_A_TURN as u64;
+        let clients = before.len() as u64 + REQUESTS_OF_ITERATION_MAX as u64;
         // A begin and an end a client; a policy that takes over hears of all units that are open.
-        let (units, most) = (calls.units.len() as u64, (2 + REQUESTS_IN_A_TURN as u64) * clients);
+        let (units, most) =
+            (calls.units.len() as u64, (2 + REQUESTS_OF_ITERATION_MAX as u64) * clients);
         assert!(units <= most, "{units} events of units in one pass, at most {most}");
         // Each end, two changes of activity a client, timers, and who came or left.
         let events = units
             + ended_all
-            + share.completions as u64 * REQUESTS_IN_A_TURN as u64
+            + share.completions as u64 * REQUESTS_OF_ITERATION_MAX as u64
             + 4 * clients
             + TIMERS_MAX as u64;
         assert!(calls.events <= events, "{} events in one pass, at most {events}", calls.events);
@@ -359,7 +360,7 @@ impl World {
 }
 
 /// No panic; nobody's launch is lost or granted twice, the honest client's are answered in order and all done in the
-/// end; a turn does no more than what is promised of it.
+/// end; an iteration does no more than what is promised of it.
 pub fn dispatch(data: &[u8]) {
     let mut bytes = Bytes(data);
     let mut world = World::new(bytes.u8(), bytes.u8());
@@ -368,12 +369,12 @@ pub fn dispatch(data: &[u8]) {
         match what % 16 {
             0 => {
                 world.now_ns += 1 + (u64::from(bytes.u16()) << (bytes.u8() % 16));
-                world.turn();
+                world.iterate();
             }
             1 => {
                 for _ in 0..=bytes.u8() % 16 {
                     world.now_ns += 1_000;
-                    world.turn();
+                    world.iterate();
                 }
             }
             2 | 3 => {
@@ -413,20 +414,20 @@ pub fn dispatch(data: &[u8]) {
     while !world.others.is_empty() {
         world.leave(0);
     }
-    let mut turns = 0;
+    let mut iterations = 0;
     let is_done = |world: &World| {
         let (stats, _) = world.harness.stats(world.honest.client.id).expect("it is served");
         stats.completed == world.honest.launched
     };
     while !is_done(&world) {
         assert!(
-            turns < TURNS_TO_END,
+            iterations < ITERATIONS_TO_END,
             "the honest client's launches are not done: {:?}",
             world.harness.stats(world.honest.client.id)
         );
-        turns += 1;
+        iterations += 1;
         world.honest.end(usize::MAX, 1_000);
-        let sleeps = world.turn();
+        let sleeps = world.iterate();
         world.now_ns += sleeps.unwrap_or(1_000).clamp(1_000, HEARTBEAT_NS - 1);
     }
     let (asked, running) = (&world.honest.asked, &world.honest.running);

@@ -75,7 +75,7 @@ struct World {
     others: Vec<Client>,
     /// When each client registered, ns.
     registered_ns: BTreeMap<u32, u64>,
-    /// As they were after the last turn.
+    /// As they were after the last iteration.
     figures: BTreeMap<u32, Figures>,
     next_id: u32,
     now_ns: u64,
@@ -140,7 +140,7 @@ impl World {
         let (done, _joined) = oneshot::channel();
         self.registered_ns.insert(id, self.now_ns);
         assert!(self.harness.send(Control::Join { client, min_share: None, done }));
-        self.turn();
+        self.iterate();
     }
 
     fn join_other(&mut self, bytes: &mut Bytes<'_>) {
@@ -162,7 +162,7 @@ impl World {
         let (done, mut left) = oneshot::channel();
         let before = self.figures.get(&client.id).copied();
         assert!(self.harness.send(Control::Leave { id: client.id, done }));
-        self.turn();
+        self.iterate();
         let left = left.try_recv().expect("it leaves at once");
         if let (Some(left), Some((service, marks))) = (left, before) {
             assert_eq!(left.numbers.service, Some(service), "its last figures");
@@ -219,10 +219,10 @@ impl World {
         }
     }
 
-    /// One turn, at `now_ns`.
-    fn turn(&mut self) {
+    /// One iteration, at `now_ns`.
+    fn iterate(&mut self) {
         *self.script.calls.lock().unwrap() = Calls::default();
-        self.harness.turn(self.now_ns);
+        self.harness.iterate(self.now_ns);
         while self.harness.notices.try_recv().is_ok() {}
         let figures = |id| Some((id, self.harness.service(id, self.now_ns)?));
         let after: BTreeMap<u32, Figures> = self.harness.clients().filter_map(figures).collect();
@@ -373,9 +373,9 @@ impl World {
         let is_measuring = next.is_some();
         assert!(self.harness.send(Control::Measure { next, cut: how & 2 != 0, done }));
         let (sampled, to_ns) = (std::mem::take(&mut self.sampled), self.now_ns);
-        // The turn samples for the next one.
+        // The iteration samples for the next one.
         self.is_measuring = is_measuring;
-        self.turn();
+        self.iterate();
         let Some(old) = old.try_recv().expect("it is exchanged at once") else { return };
         let since_ns = to_ns - START_NS;
         // The end of a unit may be a second ahead, and graphs of it are not cut to what can be.
@@ -423,7 +423,7 @@ impl World {
             }
             _ => return self.measure(more),
         }
-        self.turn();
+        self.iterate();
     }
 }
 
@@ -454,12 +454,12 @@ pub fn marks(data: &[u8]) {
         match bytes.u8() % 16 {
             0 => {
                 world.now_ns += 1 + (u64::from(bytes.u16()) << (bytes.u8() % 24));
-                world.turn();
+                world.iterate();
             }
             1 => {
                 for _ in 0..=bytes.u8() % 8 {
                     world.now_ns += 1_000;
-                    world.turn();
+                    world.iterate();
                 }
             }
             2 => world.now_ns += u64::from(bytes.u16()),
@@ -504,7 +504,7 @@ pub fn marks(data: &[u8]) {
         world.end(true);
     }
     for _ in 0..=MARK_SLOTS / PASS_MARKS_CLIENT_MAX {
-        world.turn();
+        world.iterate();
     }
     assert!(world.honest.unread.is_empty(), "all is read in the end");
     let read = world.honest_client.core.marks_read.load(Relaxed);

@@ -151,7 +151,7 @@ impl Collector<'_> {
         self.sample(&registry::DISABLED, &[], flag(p.disabled));
         self.sample(&registry::DECIDES, &[], p.decides as f64);
         self.sample(&registry::EVENTS, &[], p.events as f64);
-        self.sample(&registry::BUILT_IN_RULE, &[], p.built_in_rule_launches as f64);
+        self.sample(&registry::BUILT_IN_RULE, &[], p.built_in_rule_decisions as f64);
         self.sample(&registry::LOAD_FAILURES, &[], p.load_failures as f64);
         for (kind, count) in p.faults.by_kind() {
             self.sample(&registry::FAULTS, &[kind], count as f64);
@@ -368,7 +368,7 @@ mod tests {
             ("tally_policy_faults_total", r#",kind="trap""#, "2"),
             ("tally_policy_faults_total", r#",kind="stall""#, "0"),
             ("tally_policy_counter_total", r#",name="turns""#, "3"),
-            ("tally_policy_reloads_total", "", "6"),
+            ("tally_policy_changes_total", "", "6"),
             ("tally_policy_swap_pause_seconds", r#",quantile="0.99""#, "0.5"),
             ("tally_gpu_charged_seconds_total", r#",class="best-effort""#, "2.5"),
             ("tally_clients_registered_total", r#",class="best-effort""#, "3"),

@@ -185,7 +185,7 @@ fn policy_lines(out: &mut impl Write, p: &PolicyReport, paint: Paint) -> std::io
     writeln!(
         out,
         "           of all policies: {} decisions, {} events, {} by the built-in rule",
-        p.decides, p.events, p.built_in_rule_launches
+        p.decides, p.events, p.built_in_rule_decisions
     )?;
     for reason in p.reasons.iter().filter(|reason| reason.decisions > 0) {
         writeln!(out, "           {:>10} decisions: {}", reason.decisions, reason.text)?;

@@ -153,7 +153,7 @@ pub fn connect(
         let looping = harness.clone();
         let dispatch = tokio::task::spawn_local(async move {
             for turn in 1.. {
-                looping.borrow_mut().turn(turn * 1_000_000);
+                looping.borrow_mut().iterate(turn * 1_000_000);
                 tokio::task::yield_now().await;
             }
         });
@@ -266,7 +266,7 @@ mod tests {
             tokio::task::spawn_local(super::super::heed(plane.clone(), notices));
             tokio::task::spawn_local(async move {
                 for turn in 1.. {
-                    harness.borrow_mut().turn(turn * 1_000_000);
+                    harness.borrow_mut().iterate(turn * 1_000_000);
                     // It is served in one turn and dropped in the next, before anything hears of either.
                     if turn % 4 == 0 {
                         tokio::task::yield_now().await;

@@ -84,7 +84,7 @@ pub struct DispatchClient {
     /// Its helper thread is to be woken: to look what still runs, or whether it is to yield.
     to_probe: bool,
     to_yield: bool,
-    /// The last turn in which it was woken.
+    /// The last iteration in which it was woken.
     woken_in: u64,
     pub oddities: Oddities,
     /// Its requests, for the status; of high-priority clients.
@@ -203,9 +203,9 @@ impl DispatchClient {
         &self.link.kernels.pass
     }
 
-    /// What it may have in this turn of the loop.
-    pub fn left(&self, turn: u64, share: Share) -> Share {
-        self.user().left(turn, share)
+    /// What it may have in this iteration of the loop.
+    pub fn left(&self, iteration: u64, share: Share) -> Share {
+        self.user().left(iteration, share)
     }
 
     /// Streams with a launch that is not seen done.
@@ -247,9 +247,9 @@ impl DispatchClient {
         self.touched || self.sleeps_on || self.to_probe || self.to_yield
     }
 
-    /// Wake its threads after answers, or those that are left from then: once a turn, however often it is answered in
-    /// it. The rest is for later turns. False if its user has had its share of this one.
-    pub fn wake(&mut self, turn: u64) -> bool {
+    /// Wake its threads after answers, or those that are left from then: once an iteration, however often it is
+    /// answered in it. The rest is for later iterations. False if its user has had its share of this one.
+    pub fn wake(&mut self, iteration: u64) -> bool {
         let NewClient { region, core, kernels, .. } = &self.link;
         let user = &kernels.pass;
         if self.is_to_be_woken() && user.owes() {
@@ -259,16 +259,16 @@ impl DispatchClient {
             return true;
         }
         let wake = |is_due: &mut bool, word| {
-            if *is_due && user.may_wake(turn) {
+            if *is_due && user.may_wake(iteration) {
                 *is_due = false;
                 user.wake_some(word);
             }
         };
         // Others wait for it to yield.
         wake(&mut self.to_yield, &core.yielding.word);
-        let is_due = (self.touched || self.sleeps_on) && self.woken_in != turn;
-        if is_due && user.may_wake(turn) {
-            self.woken_in = turn;
+        let is_due = (self.touched || self.sleeps_on) && self.woken_in != iteration;
+        if is_due && user.may_wake(iteration) {
+            self.woken_in = iteration;
             let woken = match std::mem::take(&mut self.touched) {
                 // Without a system call if nobody sleeps.
                 true => wait::wake_by(region, core, |word| user.wake_some(word)),
@@ -277,7 +277,7 @@ impl DispatchClient {
             self.sleeps_on = woken >= Some(wait::WAKES_MAX);
         }
         wake(&mut self.to_probe, &core.probes);
-        user.may_wake(turn)
+        user.may_wake(iteration)
     }
 
     /// When [`DispatchClient::poll_probe`] has something to do.

@@ -309,7 +309,7 @@ mod tests {
         assert!(harness.send(Control::Status { kernels: 1, done: status }));
         assert!(harness.send(Control::LastFault { done: last_fault }));
         for now_ns in 0..100 {
-            harness.turn(now_ns);
+            harness.iterate(now_ns);
         }
         assert!(fault.try_recv().unwrap().is_none(), "the built-in rule has no faults");
         assert_eq!(snapshot.try_recv().unwrap().kernels_known, 0);

@@ -1,20 +1,20 @@
-//! The dispatch loop driven by hand, for the fuzz targets and their tests: in the caller's thread, a turn at a time, at
-//! whatever time it is told.
+//! The dispatch loop driven by hand, for the fuzz targets and their tests: in the caller's thread, an iteration at a
+//! time, at whatever time it is told.
 
 use super::control::{self, Control, ControlSender, Notice};
 use super::marks::MarkNumbers;
 use super::park::Parker;
 use super::profile_cache::ProfileCache;
 use super::service::ServiceNumbers;
-use super::{Dispatch, NOTICES_MAX, REQUESTS_MAX, Settings, Turn};
+use super::{Dispatch, NOTICES_MAX, Next, REQUESTS_MAX, Settings};
 use crate::loader::Loaded;
 use tally_decision_log::Recorder;
 use tally_engine::engine::{ClientState, PolicyStats};
 use tally_engine::{ClientStats, EngineConfig};
 use tokio::sync::mpsc;
 
-/// Requests of the control plane that one turn takes.
-pub const REQUESTS_IN_A_TURN: usize = REQUESTS_MAX;
+/// Requests of the control plane that one iteration takes.
+pub const REQUESTS_OF_ITERATION_MAX: usize = REQUESTS_MAX;
 
 /// Settings that suit virtual time: no spinning, no CPU of its own.
 pub fn settings() -> Settings {
@@ -52,14 +52,14 @@ impl Harness {
         Ok(Harness { dispatch, control, notices })
     }
 
-    /// Hand over a request; it is taken by the next turns. False if too many wait.
+    /// Hand over a request; it is taken by the next iterations. False if too many wait.
     pub fn send(&self, request: Control) -> bool {
         self.control.send(request).is_ok()
     }
 
-    /// One turn. `None`: the next is due at once; else how long the loop would sleep if nobody rang, ns.
-    pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
-        if matches!(self.dispatch.turn(now_ns), Turn::Busy | Turn::Waiting) {
+    /// One iteration. `None`: the next is due at once; else how long the loop would sleep if nobody rang, ns.
+    pub fn iterate(&mut self, now_ns: u64) -> Option<u64> {
+        if matches!(self.dispatch.iterate(now_ns), Next::Busy | Next::Waiting) {
             return None;
         }
         let sleeps = self.dispatch.may_sleep().then(|| self.dispatch.sleep_ns(now_ns));

@@ -105,7 +105,7 @@ impl Dispatch {
     /// Who is killed because its requests take too long takes none of them out of an A/B test.
     pub(super) fn measure_last(&mut self, now: u64, at: usize) {
         let client = &mut self.clients[at];
-        let share = client.left(self.turns, self.share);
+        let share = client.left(self.iterations, self.share);
         let stall_ns = self.settings.high_stall_ns;
         client.poll_activity(now, share, stall_ns, &mut self.engine, &mut self.actions);
         self.measuring.leave(now, client);

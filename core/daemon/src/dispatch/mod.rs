@@ -79,8 +79,8 @@ const NEIGHBOURS_NS: u64 = 100_000_000;
 /// The engine, with the policy that it owns.
 pub type Engine = tally_engine::Engine<Recorded<Loaded>>;
 
-/// The loop spins without a pause for so long after the last activity: a pause takes as long as half a turn (some 60 ns
-/// on AMD EPYC), and whoever launched just now is likely to launch again.
+/// The loop spins without a pause for so long after the last activity: a pause takes as long as half an iteration (some
+/// 60 ns on AMD EPYC), and whoever launched just now is likely to launch again.
 const EAGER_NS: u64 = 50_000;
 
 /// Kernels of clients that left given back in one pass.
@@ -91,11 +91,11 @@ struct Draining {
     done: oneshot::Sender<bool>,
 }
 
-/// What comes after a turn of the loop.
-enum Turn {
-    /// Take another turn at once.
+/// What comes after an iteration of the loop.
+enum Next {
+    /// Iterate again at once.
     Busy,
-    /// Take another turn: nothing has come for a while.
+    /// Iterate again: nothing has come for a while.
     Waiting,
     /// Sleep, unless something has come.
     Idle,
@@ -144,7 +144,7 @@ struct Dispatch {
     next_heartbeat_ns: u64,
     /// When the next heartbeat within a pass is due, by the clock and not by the time of the pass, ns.
     next_beat_ns: u64,
-    turns: u64,
+    iterations: u64,
     parks: u64,
 }
 
@@ -190,25 +190,25 @@ impl Dispatch {
             last_progress_ns: 0,
             next_heartbeat_ns: 0,
             next_beat_ns: 0,
-            turns: 0,
+            iterations: 0,
             parks: 0,
         }
     }
 
     fn run(mut self) {
         loop {
-            match self.turn(now_ns()) {
-                Turn::Busy => {}
-                Turn::Waiting => std::hint::spin_loop(),
-                Turn::Idle => self.park(),
-                Turn::Ended => return,
+            match self.iterate(now_ns()) {
+                Next::Busy => {}
+                Next::Waiting => std::hint::spin_loop(),
+                Next::Idle => self.park(),
+                Next::Ended => return,
             }
         }
     }
 
     /// Does once all that is due now.
-    fn turn(&mut self, now: u64) -> Turn {
-        self.turns += 1;
+    fn iterate(&mut self, now: u64) -> Next {
+        self.iterations += 1;
         self.engine.begin_pass();
         let mut active = self.take_control(now);
         active |= self.pass(now);
@@ -230,7 +230,7 @@ impl Dispatch {
         self.wake();
         let sweeps = self.engine.sweep_kernels(SWEPT);
         if self.has_drained(now) {
-            return Turn::Ended;
+            return Next::Ended;
         }
         if active {
             self.last_active_ns = now;
@@ -241,9 +241,9 @@ impl Dispatch {
             || sweeps
             || self.clients.iter().any(|c| c.is_to_be_woken());
         match spins {
-            true if now.saturating_sub(self.last_active_ns) < EAGER_NS => Turn::Busy,
-            true => Turn::Waiting,
-            false => Turn::Idle,
+            true if now.saturating_sub(self.last_active_ns) < EAGER_NS => Next::Busy,
+            true => Next::Waiting,
+            false => Next::Idle,
         }
     }
 

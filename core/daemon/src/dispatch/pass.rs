@@ -52,7 +52,7 @@ impl Dispatch {
             if !c.is_high() {
                 continue;
             }
-            let share = c.left(self.turns, self.share);
+            let share = c.left(self.iterations, self.share);
             let (stall_ns, engine) = (self.settings.high_stall_ns, &mut self.engine);
             active |= c.poll_activity(now, share, stall_ns, engine, &mut self.actions);
             if self.engine.is_over_time() || share.marks == 0 && c.has_more_units() {
@@ -84,7 +84,7 @@ impl Dispatch {
             if !c.is_pending() {
                 continue;
             }
-            let share = c.left(self.turns, self.share);
+            let share = c.left(self.iterations, self.share);
             if share.completions == 0 || self.engine.is_over_time() {
                 active |= self.engine.is_over_time();
                 self.order.completions.skip(c.id());
@@ -115,7 +115,7 @@ impl Dispatch {
             if !c.is_to_be_polled(now) {
                 continue;
             }
-            let share = c.left(self.turns, self.share);
+            let share = c.left(self.iterations, self.share);
             if share.submissions == 0 {
                 if c.has_launches() {
                     active = true;
@@ -145,14 +145,15 @@ impl Dispatch {
         active
     }
 
-    /// Wake threads of those that were answered, or whose shim is to look at something, as many as may be in this turn.
+    /// Wake threads of those that were answered, or whose shim is to look at something, as many as may be in
+    /// this iteration.
     pub(super) fn wake(&mut self) {
         if !self.clients.iter().any(|c| c.is_to_be_woken()) {
             return;
         }
         for at in self.order.wakes.begin(self.clients.iter().map(|c| c.id())) {
             let c = &mut self.clients[at];
-            if c.is_to_be_woken() && !c.wake(self.turns) {
+            if c.is_to_be_woken() && !c.wake(self.iterations) {
                 self.order.wakes.skip(c.id());
             }
         }
@@ -162,7 +163,7 @@ impl Dispatch {
 #[cfg(test)]
 mod tests {
     use super::super::control::{Control, NewClient};
-    use super::super::harness::{self, Harness, REQUESTS_IN_A_TURN};
+    use super::super::harness::{self, Harness, REQUESTS_OF_ITERATION_MAX};
     use super::super::kernels::KernelShares;
     use super::super::park;
     use crate::loader::Loaded;
@@ -251,12 +252,12 @@ mod tests {
             let (done, _joined) = tokio::sync::oneshot::channel();
             assert!(harness.send(Control::Join { client: new, min_share: None, done }));
             clients.push(client);
-            if clients.len() % REQUESTS_IN_A_TURN == 0 {
+            if clients.len() % REQUESTS_OF_ITERATION_MAX == 0 {
                 now_ns += 1;
-                harness.turn(now_ns);
+                harness.iterate(now_ns);
             }
         }
-        harness.turn(now_ns);
+        harness.iterate(now_ns);
         assert_eq!(harness.clients().count(), clients.len());
         let honest = clients.pop().unwrap();
         (harness, clients, honest, now_ns)
@@ -267,21 +268,21 @@ mod tests {
         let (mut harness, mut clients, mut honest, mut now_ns) = joined(Class::BestEffort);
         clients.iter_mut().for_each(|c| (0..RING_SLOTS).for_each(|_| c.launch()));
         let all = |clients: &[Client]| clients.iter().map(Client::taken).sum::<u64>();
-        let mut turns = 0;
+        let mut iterations = 0;
         while all(&clients) < u64::from(HOSTILE) * RING_SLOTS as u64 {
             let before = all(&clients);
             honest.launch();
             now_ns += 100_000;
-            harness.turn(now_ns);
-            turns += 1;
+            harness.iterate(now_ns);
+            iterations += 1;
             assert!(ring::answer(&honest.core, honest.ticket - 1).is_some(), "at once");
             honest.region.completions[0].done.store(honest.ticket as u32, SeqCst);
             let taken = all(&clients) - before;
             assert!((1..=PASS_SUBMISSIONS_CLIENT_MAX as u64).contains(&taken), "{taken}");
-            if turns == HOSTILE {
+            if iterations == HOSTILE {
                 assert!(clients.iter().all(|c| c.taken() > 0), "each has its turn");
             }
-            assert!(turns < 100 * HOSTILE, "none is left behind");
+            assert!(iterations < 100 * HOSTILE, "none is left behind");
         }
     }
 
@@ -292,21 +293,21 @@ mod tests {
         assert!(harness.send(Control::Status { kernels: 10, done }));
         let (left, mut figures) = tokio::sync::oneshot::channel();
         let mut left = Some(left);
-        let mut turns = 0;
+        let mut iterations = 0;
         let snapshot = loop {
-            turns += 1;
-            harness.turn(now_ns + turns);
+            iterations += 1;
+            harness.iterate(now_ns + iterations);
             if let Ok(snapshot) = status.try_recv() {
                 break snapshot;
             }
-            if turns == 5
+            if iterations == 5
                 && let Some(done) = left.take()
             {
                 assert!(harness.send(Control::Leave { id: 2, done }));
             }
-            assert!(turns < 1_000, "no status");
+            assert!(iterations < 1_000, "no status");
         };
-        assert!(turns >= clients.len() as u64 / 4, "{turns} passes");
+        assert!(iterations >= clients.len() as u64 / 4, "{iterations} passes");
         assert_eq!(figures.try_recv().unwrap().unwrap().numbers.id, 2);
         let read: Vec<u32> = snapshot.clients.iter().map(|client| client.id).collect();
         assert_eq!(read, harness.clients().collect::<Vec<_>>());
@@ -320,21 +321,21 @@ mod tests {
             clients.iter().map(|c| (0..).take_while(|_| c.mark()).count() as u64).sum();
         assert_eq!(marked, u64::from(HOSTILE) * MARK_SLOTS as u64);
         let all = |clients: &[Client]| clients.iter().map(Client::marks_read).sum::<u64>();
-        let mut turns = 0;
+        let mut iterations = 0;
         while all(&clients) < marked {
             let before = all(&clients);
             assert!(honest.mark());
             now_ns += 100_000;
-            let sleeps_ns = harness.turn(now_ns);
-            turns += 1;
-            assert_eq!(honest.marks_read(), turns, "at once");
+            let sleeps_ns = harness.iterate(now_ns);
+            iterations += 1;
+            assert_eq!(honest.marks_read(), iterations, "at once");
             let read = all(&clients) - before;
             assert!((1..=PASS_MARKS_CLIENT_MAX as u64).contains(&read), "{read}");
             assert!(sleeps_ns.is_none() || all(&clients) == marked, "there is more");
-            if turns == u64::from(HOSTILE) {
+            if iterations == u64::from(HOSTILE) {
                 assert!(clients.iter().all(|c| c.marks_read() > 0), "each has its turn");
             }
         }
-        assert_eq!(turns, marked.div_ceil(PASS_MARKS_CLIENT_MAX as u64));
+        assert_eq!(iterations, marked.div_ceil(PASS_MARKS_CLIENT_MAX as u64));
     }
 }

@@ -1,8 +1,8 @@
 //! When to ask a high-priority client whether it is still busy.
 //!
-//! A client says it is idle when a synchronising call returns; one that polls,
-//! or just goes away to read a file, leaves its busy bits set. Writing its probe
-//! eventfd makes its helper thread look at the streams and clear them.
+//! A client says it is idle when a synchronising call returns; one that polls, or just goes away to read a file, leaves
+//! its busy bits set. A step of `CoreRegion::probes` wakes its helper thread, which has the poller look at the streams
+//! and clear them.
 
 use tally_ipc::layout::Counters;
 

@@ -45,7 +45,7 @@ impl Share {
 /// What a user's clients had in the present pass. Used by the dispatch thread alone, so that loads and stores suffice.
 #[derive(Debug, Default)]
 pub struct UserPass {
-    turn: AtomicU64,
+    iteration: AtomicU64,
     submissions: AtomicU32,
     completions: AtomicU32,
     turnarounds: AtomicU32,
@@ -111,9 +111,9 @@ fn add(word: &AtomicU32, more: u32) {
 }
 
 impl UserPass {
-    fn begin(&self, turn: u64) {
-        if self.turn.load(Relaxed) != turn {
-            self.turn.store(turn, Relaxed);
+    fn begin(&self, iteration: u64) {
+        if self.iteration.load(Relaxed) != iteration {
+            self.iteration.store(iteration, Relaxed);
             let UserPass { submissions, completions, turnarounds, marks, wakes, .. } = self;
             for used in [submissions, completions, turnarounds, marks, wakes] {
                 used.store(0, Relaxed);
@@ -121,9 +121,9 @@ impl UserPass {
         }
     }
 
-    /// What is left of a client's share in this turn of the loop.
-    pub fn left(&self, turn: u64, share: Share) -> Share {
-        self.begin(turn);
+    /// What is left of a client's share in this iteration of the loop.
+    pub fn left(&self, iteration: u64, share: Share) -> Share {
+        self.begin(iteration);
         let left = |most: usize, used: &AtomicU32| most.saturating_sub(used.load(Relaxed) as usize);
         let Share { submissions, completions, turnarounds, marks } = share;
         Share {
@@ -142,9 +142,9 @@ impl UserPass {
         add(&self.marks, share.marks as u32);
     }
 
-    /// Whether another thread of it may be woken in this turn of the loop.
-    pub fn may_wake(&self, turn: u64) -> bool {
-        self.begin(turn);
+    /// Whether another thread of it may be woken in this iteration of the loop.
+    pub fn may_wake(&self, iteration: u64) -> bool {
+        self.begin(iteration);
         self.wakes.load(Relaxed) < PASS_WAKES_USER_MAX
     }
 

@@ -244,7 +244,7 @@ impl<P: Policy> Engine<P> {
     }
 
     fn ask_rule(&mut self, launch: &Launch) -> Answer {
-        self.stats.built_in_rule_launches += 1;
+        self.stats.built_in_rule_decisions += 1;
         if let Some(c) = self.clients.get_mut(launch.client) {
             c.stats.built_in_rule += 1;
         }

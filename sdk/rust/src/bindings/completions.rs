@@ -36,8 +36,9 @@ pub mod exports {
                     /// GPU time from when it could start to when it was done, as its own process measured it, or NOT-MEASURED.
                     pub measured_ns: u64,
                     /// GPU time that its client is charged for; never UNKNOWN. What was measured, at most 64 predictions; else an
-                    /// estimate, at most the prediction. A launch that could yield, beside high-priority work, is charged for an
-                    /// estimate of at most two predictions: the time in which it had yielded is not its own.
+                    /// estimate: at most the prediction, times all SMs over its own if it was SM-limited; without a prediction, the
+                    /// time since it was granted, shared with others seen done at once. A launch that could yield, beside high-priority
+                    /// work, is charged for an estimate of at most two predictions: the time in which it had yielded is not its own.
                     pub charged_ns: u64,
                 }
                 impl ::core::fmt::Debug for Completion {

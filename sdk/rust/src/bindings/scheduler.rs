@@ -1566,7 +1566,8 @@ pub mod tally {
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum SharingMode {
                 /// All clients' kernels run at once (MPS, the software device). A best-effort kernel that is under way is in the
-                /// way of high-priority work until it ends or yields.
+                /// way of high-priority work until it ends or yields. Also told where the core does not know how they share
+                /// (`--sharing none`).
                 Concurrent,
                 /// Contexts take turns in short hardware time slices. A best-effort kernel that is under way is interrupted, at
                 /// the cost of a change of context, however long it is: holding back, slicing and preemption save high-priority

@@ -47,15 +47,15 @@ metrics! {
     DISABLED: gauge "tally_policy_disabled" []
         "1 if the active policy is disabled and the built-in rule serves.";
     DECIDES: counter "tally_policy_decides_total" []
-        "Calls of decide, of all policies since the core started.";
+        "Decisions asked of policies since the core started, also while one is disabled.";
     EVENTS: counter "tally_policy_events_total" []
         "Calls of event functions, of all policies since the core started.";
-    BUILT_IN_RULE: counter "tally_built_in_rule_launches_total" []
+    BUILT_IN_RULE: counter "tally_built_in_rule_decisions_total" []
         "Decisions by the built-in rule because the policy failed, holds included.";
     LOAD_FAILURES: counter "tally_policy_load_failures_total" [] "Policies that could not be loaded.";
     FAULTS: counter "tally_policy_faults_total" ["kind"]
-        "Calls that failed, by kind, of all policies since the core started.";
-    RELOADS: counter "tally_policy_reloads_total" [] "Changes of the active policy.";
+        "Faults of policies by kind, since the core started; disabled: calls not made.";
+    RELOADS: counter "tally_policy_changes_total" [] "Changes of the active policy.";
     SWAP_PAUSE: gauge "tally_policy_swap_pause_seconds" ["quantile"]
         "How long changes of the active policy kept decisions waiting.";
     POLICY_COUNTER: counter "tally_policy_counter_total" ["name"] "Counters that the policy exports.";
@@ -149,7 +149,7 @@ mod tests {
         }
         let text = reference();
         assert!(
-            text.contains("| `tally_policy_faults_total` | counter | `kind` | Calls that "),
+            text.contains("| `tally_policy_faults_total` | counter | `kind` | Faults of "),
             "{text}"
         );
     }

@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn figures_of_the_machine_are_set_by_name() {
         let setup = |more: &[&str]| {
-            Options::parse_from(["tally-calibrate", "pairs.json"].iter().chain(more)).setup()
+            Options::parse_from(["tally-sim-compare", "pairs.json"].iter().chain(more)).setup()
         };
         assert_eq!(setup(&["--figure", "linger_ns=5"]).unwrap().model.linger_ns, 5);
         for (figure, why) in [("linger_ns", "WHOLE-NUMBER"), ("mass_ns=5", "no figure `mass_ns`")] {

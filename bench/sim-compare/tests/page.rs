@@ -54,7 +54,7 @@ fn table(part: &str) -> Vec<Row> {
 
 /// What the simulator gives now.
 fn simulated(arguments: [&str; 3]) -> Vec<Row> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tally-calibrate"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tally-sim-compare"));
     let output = command.args(arguments).arg("--json").current_dir(repository()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
@@ -89,7 +89,7 @@ fn within(rows: &[Row]) -> [usize; 2] {
 /// That the part says what the simulator gives, by the command that it names; how many rows are near, and of how many.
 fn says(part: usize, ratio_off_max: f64, share_off_max: f64) -> ([usize; 2], usize) {
     let (page, arguments) = (&parts()[part], ARGUMENTS[part]);
-    let command = format!("`cargo run --release -p tally-calibrate -- {}`", arguments.join(" "));
+    let command = format!("`cargo run --release -p tally-sim-compare -- {}`", arguments.join(" "));
     assert!(page.contains(&command), "{command}");
     let (found, told) = (simulated(arguments), table(page));
     let names = |rows: &[Row]| rows.iter().map(|r| r.0.clone()).collect::<Vec<_>>();
@@ -141,7 +141,7 @@ fn the_page_says_what_it_gives_of_the_decode_service() {
 
 #[test]
 fn what_is_no_list_of_pairs_is_refused_by_name() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tally-calibrate"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tally-sim-compare"));
     let output = command.arg("README.md").current_dir(repository()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
