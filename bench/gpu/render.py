@@ -72,7 +72,7 @@ def pair_section(content, notes):
     """Co-location, one table for each pair, load and device."""
     lines = ["## Co-location", ""]
     lines += ["Command: `bench/gpu/run.sh --bundle DIR --out DIR pairs`. Rows: `results/pairs.json`.", ""]
-    lines += ["An inference with Poisson arrivals runs beside a training: one window a mode, with the same arrivals in each.", ""]
+    lines += ["An inference with Poisson arrivals runs beside a training: one window a mode, with the same arrivals in each. Rows with `runs` in the file are medians of so many.", ""]
     lines += [*(f"- *{term}*: {meaning}." for term, meaning in PAIR_TERMS), ""]
     lines += summary(content)
     groups = {}

@@ -27,7 +27,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A daemon that served for so long before it died is restarted at once.
+/// A daemon that served for so long before it died is restarted after the shortest pause.
 const STEADY: Duration = Duration::from_secs(60);
 /// A daemon that was taken over is dead if it misses so many questions in a row.
 const MISSED_MAX: u32 = 3;

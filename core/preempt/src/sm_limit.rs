@@ -1,8 +1,9 @@
 //! Launches on some of the SMs: streams of green contexts, made ahead.
 //!
 //! Before a launch its stream records an event, for which the SM-limited stream waits; behind it the SM-limited stream
-//! records another, for which the program's stream waits once that matters ([`joins`]). So the order is kept whatever
-//! the program enqueues next, and launches that follow one another on the same SMs need no event between them. Each of
+//! records another, for which the program's stream waits: at once, or (`put_off_joins`) once that matters ([`joins`]).
+//! So the order is kept whatever the program enqueues next, and with the latter launches that follow one another on the
+//! same SMs need no event between them. Each of
 //! its streams has SM-limited ones of its own: launches of two streams do not wait for each other.
 //!
 //! Green contexts share their device's primary context, and keep it: they are given up before the program's

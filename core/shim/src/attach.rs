@@ -99,7 +99,7 @@ fn begin(settings: Settings) -> Result<(), String> {
 }
 
 /// The child has no helper thread, no connection and no CUDA: it starts afresh at
-/// its own `cuInit`. Only async-signal-safe calls: the parent had threads.
+/// its own `cuInit` or first launch. Only async-signal-safe calls: the parent had threads.
 unsafe extern "C" fn in_forked_child() {
     ONCE.reset();
     apart::reset();

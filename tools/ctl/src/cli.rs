@@ -172,9 +172,9 @@ pub struct RunArgs {
     /// programs, from 1 to 1000. Default: 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)))]
     pub weight: Option<u32>,
-    /// Floor of a best-effort program: of the time in which it has work it gets at least this share of GPU time, also
-    /// while high-priority programs are busy, such as 20%. The operator has to allow it
-    /// (`admission.min_share_percent_max`), and the policy to keep it.
+    /// Floor of a best-effort program: of the time in which it has work it gets at least this share of GPU time, such
+    /// as 20%, also while high-priority programs are busy, except where contexts take turns. The operator has to allow
+    /// it (`admission.min_share_percent_max`), and the policy to keep it.
     #[arg(long, value_name = "PERCENT", value_parser = crate::client::min_share_percent)]
     pub min_share: Option<f64>,
     /// What to do with launches while there is no core. Default: open, unless

@@ -334,9 +334,11 @@ fn clients(out: &mut impl Write, all: &[ClientStatus], paint: Paint) -> std::io:
         service::requests(out, id, c.service.as_ref(), paint)?;
         service::marks(out, id, c.service.as_ref(), paint)?;
         service::profile(out, id, c.service.as_ref())?;
-        for (why, what) in
-            [(&c.not_governed_reason, "not governed"), (&c.identity.class_reason, "class")]
-        {
+        for (why, what) in [
+            (&*c.not_governed_reason, "not governed"),
+            (&*c.identity.class_reason, "class"),
+            (&*c.report.whole_because, "all launches run whole"),
+        ] {
             if !why.is_empty() {
                 writeln!(out, "  {id}: {what}: {why}")?;
             }
