@@ -188,10 +188,16 @@ fn on_an_old_system_too_a_program_meets_no_descriptor_of_the_shims() -> Result<(
 #[test]
 fn threads_with_much_local_data_and_no_files_to_open_are_no_hindrance() -> Result<()> {
     // The allocator opens a file for the ninth. The first thread's and the last one's are further ones.
-    let few = (0..=6).map(|threads| (threads, 0));
-    for (threads, freed_kib) in few.chain([(0, 300), (0, 20 << 10)]) {
+    let few = (0..=6).map(|threads| (threads, 0, ""));
+    // With the last one pieces of 64 KiB and more have mappings of their own.
+    for (threads, freed_kib, mmap_bytes) in
+        few.chain([(0, 300, ""), (0, 1_900, ""), (0, 0, "65536")])
+    {
         ran_of("arenas.c", "arenas", |_, program| {
             program.args([threads.to_string(), freed_kib.to_string()]);
+            if !mmap_bytes.is_empty() {
+                program.env("MALLOC_MMAP_THRESHOLD_", mmap_bytes);
+            }
             Ok(())
         })
         .with_context(|| format!("{threads} threads, {freed_kib} KiB freed"))?;

@@ -4,7 +4,7 @@ use crate::row::{Compared, PERCENT, as_fast_as, known, number, plain_steps_per_s
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 use tally_engine::policy::Policy;
-use tally_simulator::decode::{Decode, LAYERS, Requests, prefill};
+use tally_simulator::decode::{Decode, Requests, prefill};
 use tally_simulator::trace::Alone;
 use tally_simulator::{
     Arrivals, Model, Report, Service, Setup, SharingMode, Tenant, Trace, Transformable,
@@ -22,9 +22,10 @@ const ALONE_SECONDS: f64 = 2.0;
 /// Layers of `llama-prefill`.
 const PREFILL_LAYERS: usize = 8;
 /// Requests of a window, at most.
-const COUNT_MAX: usize = 256;
-/// Runs alone in which the step is brought to what it took.
-const FITS: usize = 3;
+const COUNT_MAX: usize = 64;
+/// Runs alone in which the step is brought to what it took, and how near is near enough.
+const FITS_MAX: usize = 6;
+const NEAR: f64 = 0.005;
 const REQUESTS: [(&str, &str); 2] = [
     ("conv", include_str!("../../gpu/data/azure-llm-conv.csv")),
     ("code", include_str!("../../gpu/data/azure-llm-code.csv")),
@@ -90,8 +91,7 @@ impl<'a> DecodeRow<'a> {
         };
         let rate = number(row, "be_solo_steps_per_s").context("no be_solo_steps_per_s")?;
         as_fast_as(&mut low, (1e9 / rate) as u64);
-        let mut decode =
-            Decode { requests: self.all_requests()?.backlog(), prefill: prefill(LAYERS) };
+        let mut decode = Decode { requests: self.all_requests()?.backlog(), prefill: None };
         let mut step = Trace::open(STEP)?;
         let solo_ms = figure("solo_step_ms", "p50")?;
         if text(row, "load") == "full" {
@@ -172,22 +172,29 @@ impl<'a> DecodeRow<'a> {
 
     /// A step of the largest batch that takes alone what those of the row's service took.
     fn step(&self, decode: &Decode, p50_ms: f64) -> Result<Trace> {
-        let mut step = Trace::open(STEP)?;
-        let mut ns = p50_ms * 1e6;
-        for fit in 0..=FITS {
-            let scaled = |alone: Option<Alone>| {
-                let recorded_ns = step.alone[0].map_or(1, |alone| alone.ns);
-                alone.map(|alone| {
-                    alone.scaled_to((alone.ns as f64 * ns / recorded_ns as f64) as u64)
-                })
-            };
-            step.alone = [scaled(step.alone[0]), scaled(step.alone[1])];
-            if fit < FITS {
-                let report = self.simulated(&step, decode, None, None, None)?;
-                ns *= p50_ms / report.high_priority.solo_ms;
+        let recorded = Trace::open(STEP)?;
+        let recorded_ns = recorded.alone[0].map_or(1, |alone| alone.ns);
+        let of = |ns: f64| {
+            let scaled =
+                |alone: Alone| alone.scaled_to((alone.ns as f64 * ns / recorded_ns as f64) as u64);
+            Trace { alone: recorded.alone.map(|alone| alone.map(scaled)), ..recorded.clone() }
+        };
+        // Where the median is at the edge between two batch sizes no step may give it.
+        let (mut ns, mut best) = (p50_ms * 1e6, None);
+        for _ in 0..FITS_MAX {
+            let step = of(ns);
+            let report = self.simulated(&step, decode, None, None, None)?;
+            let over = report.high_priority.solo_ms / p50_ms;
+            let off = (over - 1.0).abs();
+            if best.as_ref().is_none_or(|(least, _)| off < *least) {
+                best = Some((off, step));
             }
+            if off < NEAR {
+                break;
+            }
+            ns /= over;
         }
-        Ok(step)
+        best.map(|(_, step)| step).context("no step was tried")
     }
 
     fn simulated(

@@ -20,6 +20,9 @@ const SHARE_OFF_MAX: f64 = 0.03;
 const LEARNED_OFF_MAX: f64 = 0.2;
 const LEARNED_SHARE_OFF_MAX: f64 = 0.1;
 
+/// Some of these shares are small.
+const DECODE_SHARE_OFF_MAX: f64 = 0.05;
+
 /// Pair and mode, then p99 and share, simulated and measured.
 type Row = (String, [f64; 4]);
 
@@ -134,7 +137,7 @@ fn the_page_says_what_it_gives_with_objectives() {
 
 #[test]
 fn the_page_says_what_it_gives_of_the_decode_service() {
-    let ([p99, share], rows) = says(2, LEARNED_OFF_MAX, LEARNED_SHARE_OFF_MAX);
+    let ([p99, share], rows) = says(2, LEARNED_OFF_MAX, DECODE_SHARE_OFF_MAX);
     assert!(p99 * 10 >= rows * 6, "p99 is near in only {p99} of {rows} rows");
     assert!(share * 10 >= rows * 4, "share is near in only {share} of {rows} rows");
 }

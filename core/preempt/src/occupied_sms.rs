@@ -64,16 +64,17 @@ static TURN: Lock = Lock::new();
 pub(crate) fn counted(kernel: usize, blocks: u64, resident: impl FnOnce() -> Option<u64>) -> u64 {
     let is_known_to_end =
         limitable_as_known(kernel) == Limitable::Any || kernels::may_be_limited_unread(kernel);
-    if is_known_to_end {
-        return 0;
-    }
-    let is_larger = match sms() {
+    if is_known_to_end || is_larger(blocks, sms(), resident) { 0 } else { blocks }
+}
+
+/// Whether the GPU cannot hold so many blocks at once.
+fn is_larger(blocks: u64, sms: Option<u64>, resident: impl FnOnce() -> Option<u64>) -> bool {
+    match sms {
         // Each holds at least one: the driver need not be asked.
         Some(sms) if blocks <= sms => false,
         Some(sms) if blocks > BLOCKS_OF_SM_MAX * sms => true,
         _ => resident().is_some_and(|resident| blocks > resident),
-    };
-    if is_larger { 0 } else { blocks }
+    }
 }
 
 /// The GPU's SMs, if they are known.
@@ -183,5 +184,9 @@ mod tests {
         assert_eq!(counted(unknown, 132, || Some(264)), 132);
         assert_eq!(counted(unknown, 265, || Some(264)), 0);
         assert_eq!(counted(unknown, 132, || None), 132);
+
+        let never = || panic!("the driver is not asked");
+        assert!(!is_larger(132, Some(132), never) && is_larger(4_225, Some(132), never));
+        assert!(is_larger(133, Some(132), || Some(132)) && !is_larger(133, Some(132), || None));
     }
 }

@@ -101,8 +101,13 @@ pub fn settle_allocator() {
     const ARENAS: c_int = 8;
     /// Two threads have an arena at once: the second one's is the third of all.
     static WAIT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
-    extern "C" fn allocate(_: *mut c_void) -> *mut c_void {
-        shrink_arena();
+    extern "C" fn allocate(first: *mut c_void) -> *mut c_void {
+        if first.is_null() {
+            // SAFETY: memory of our own.
+            unsafe { libc::free(std::hint::black_box(libc::malloc(64))) };
+        } else {
+            shrink_arena();
+        }
         WAIT[0].fetch_add(1, SeqCst);
         let _ = futex::wake(&WAIT[0], futex::Flags::PRIVATE, 1);
         let most = futex::Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -120,11 +125,13 @@ pub fn settle_allocator() {
     };
     WAIT.iter().for_each(|word| word.store(0, SeqCst));
     count_from(1);
-    let started = (0..2).filter(|_| spawn_plain(allocate).is_ok()).count() as u32;
-    let start = Instant::now();
+    let marks = [std::ptr::dangling_mut(), null_mut()];
+    let is_started = |mark: &&*mut c_void| start(STACK_BYTES, allocate, **mark).is_ok();
+    let started = marks.iter().filter(is_started).count() as u32;
+    let since = Instant::now();
     loop {
         let there = WAIT[0].load(SeqCst);
-        if there >= started || start.elapsed() > Duration::from_secs(1) {
+        if there >= started || since.elapsed() > Duration::from_secs(1) {
             break;
         }
         let most = futex::Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -135,35 +142,19 @@ pub fn settle_allocator() {
     let _ = futex::wake(&WAIT[1], futex::Flags::PRIVATE, 2);
 }
 
-/// Have the calling thread's arena grow until it shrinks when all is freed. It does so above a size that glibc raises,
-/// up to 64 MiB, as the program frees large pieces.
+/// Have the calling thread's arena grow, and shrink when all is freed. It shrinks if at least 128 KiB are free, or
+/// twice the largest piece with a mapping of its own that the program has freed. It grows by 4 MiB and no more: memory
+/// may be locked, or limited. Only an arena of the shim's that has grown by more may shrink for the first time later.
 fn shrink_arena() {
-    /// Less than the least that has a mapping of its own.
-    const PIECE_BYTES: usize = 120 << 10;
-    const PIECES: [usize; 5] = [4, 16, 64, 256, 540];
-    let mut pieces = [null_mut::<c_void>(); PIECES[PIECES.len() - 1]];
-    for count in PIECES {
-        let pieces = &mut pieces[..count];
-        // SAFETY: memory of our own, of which the first byte is written.
-        let all = pieces.iter_mut().all(|piece| unsafe {
-            *piece = libc::malloc(PIECE_BYTES);
-            !piece.is_null() && {
-                piece.cast::<u8>().write_volatile(0);
-                true
-            }
-        });
-        let last = pieces[count - 1].map_addr(|address| address & !4095);
-        for piece in pieces.iter_mut().rev() {
-            // SAFETY: from above, or null.
-            unsafe { libc::free(std::mem::replace(piece, null_mut())) };
-        }
-        let mut is_there = 0;
-        // SAFETY: only asks whether the page, whatever is there by now, has memory.
-        let asked = unsafe { libc::mincore(last, 1, &raw mut is_there) } == 0;
-        if !all || !asked || is_there & 1 == 0 {
-            break;
-        }
-    }
+    /// Far less than what has a mapping of its own.
+    const PIECE_BYTES: usize = 16 << 10;
+    const PIECES: usize = (4 << 20) / PIECE_BYTES;
+    let mut pieces = [null_mut::<c_void>(); PIECES];
+    // SAFETY: memory of our own, which is not used.
+    pieces.iter_mut().for_each(|piece| *piece = unsafe { libc::malloc(PIECE_BYTES) });
+    let pieces = std::hint::black_box(pieces);
+    // SAFETY: from above, or null.
+    pieces.into_iter().for_each(|piece| unsafe { libc::free(piece) });
 }
 
 /// Have the calling thread, one of the shim's own, wake when it is to: by default the system may take 50 us more.

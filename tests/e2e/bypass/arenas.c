@@ -39,7 +39,7 @@ static void *stay(void *nothing) {
 }
 
 static void *shrink(void *nothing) {
-  enum { PIECES = 600, PIECE_KIB = 100 };
+  enum { PIECES = 400, PIECE_KIB = 60 };
   static void *pieces[PIECES];
   int count = (2 * freed_kib + 1024) / PIECE_KIB;
   for (int i = 0; i < count && i < PIECES; i++) pieces[i] = malloc(PIECE_KIB << 10);
@@ -70,7 +70,8 @@ int main(int argc, char **argv) {
   usleep(200000);
   struct sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_open, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };

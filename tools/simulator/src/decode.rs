@@ -26,9 +26,11 @@ pub const ANSWER_TOKENS_MAX: u32 = 1_024;
 const STEPS_PERMILLE: [(usize, u64); 6] =
     [(1, 820), (2, 870), (4, 940), (8, 960), (12, 980), (BATCH_MAX, 1_000)];
 /// GPU time of a chunk over that of [`prefill`], thousandths: for as many tokens as a chunk has at most, and for a
-/// context of 1 024 tokens, to which they attend. The medians and tails of prefills alone are so: 22 and 36 ms.
+/// context of 1 024 tokens, to which they attend. Prefills alone took 22 to 33 ms in the median, and 36 ms in the tail.
 const CHUNK_PERMILLE: u64 = 600;
 const CONTEXT_PERMILLE: u64 = 500;
+/// However few tokens: the weights are read. Assumed.
+const CHUNK_PERMILLE_MIN: u64 = 300;
 /// From the begin of a step or a chunk to its first launch, which the core does not see, and from its end to the next.
 const LEAD_NS: u64 = 150_000;
 pub(crate) const BETWEEN_NS: u64 = 80_000;
@@ -37,8 +39,15 @@ pub(crate) const BETWEEN_NS: u64 = 80_000;
 #[derive(Clone, Debug)]
 pub struct Decode {
     pub requests: Requests,
-    /// What one chunk of a prefill launches.
-    pub prefill: Trace,
+    /// What a chunk of [`CHUNK_TOKENS`] launches; `None`: [`prefill`].
+    pub prefill: Option<Trace>,
+}
+
+impl Decode {
+    /// What a chunk of a prefill launches.
+    pub(crate) fn prefill(&self) -> Trace {
+        self.prefill.clone().unwrap_or_else(|| prefill(LAYERS))
+    }
 }
 
 /// GPU time of a step of this batch over that of the largest one, thousandths.
@@ -46,10 +55,17 @@ pub(crate) fn step_permille(batch: usize) -> u64 {
     STEPS_PERMILLE.iter().find(|(size, _)| *size >= batch).map_or(1_000, |(_, permille)| *permille)
 }
 
-/// GPU time of a chunk of so many tokens, the last of so long a context, over that of [`prefill`], thousandths.
-pub(crate) fn chunk_permille(tokens: u32, context: u32) -> u64 {
-    let own = CHUNK_PERMILLE * u64::from(tokens) / u64::from(CHUNK_TOKENS);
-    own + CONTEXT_PERMILLE * u64::from(context) / 1_024
+/// GPU time of a chunk of so many tokens over that of a whole one's trace, thousandths. `context`: of [`prefill`], how
+/// long the context is with it.
+pub(crate) fn chunk_permille(tokens: u32, context: Option<u32>) -> u64 {
+    let of = |permille: u64| permille * u64::from(tokens) / u64::from(CHUNK_TOKENS);
+    match context {
+        Some(context) => {
+            of(CHUNK_PERMILLE).max(CHUNK_PERMILLE_MIN)
+                + CONTEXT_PERMILLE * u64::from(context) / 1_024
+        }
+        None => of(1_000).max(CHUNK_PERMILLE_MIN),
+    }
 }
 
 /// Both as one trace: the step's launch is the first, those of the prefill follow.

@@ -70,7 +70,7 @@ pub struct High {
     /// Its objective for tokens, each of which is a request, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Share of the requests that arrived whose service kept it.
+    /// Share of the requests that arrived whose service kept it; of a service that decodes, of its steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub within: Option<f64>,
     /// From the start of a request's service to its end.
@@ -84,8 +84,8 @@ pub struct High {
     /// 99th percentile from arrival to end if the service has the GPU alone.
     pub solo_queued_p99_ms: f64,
     pub queued_p99_over_solo: f64,
-    /// Of a service that decodes. What is said of a request's service is then of a decode step, and what is said from
-    /// arrival to end, of a request from its arrival to its last token.
+    /// Of a service that decodes. What is said of a request's service is then of a decode step as its program times it,
+    /// and what is said from arrival to end, of a request from its arrival to its last token; nothing of a backlog.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode: Option<Decoded>,
 }
@@ -96,6 +96,7 @@ pub struct Decoded {
     pub steps: u64,
     /// Tokens of a step.
     pub batch_mean: f64,
+    /// Of steps: the first token of a request comes from its prefill.
     pub tokens_per_s: f64,
     /// The same with the GPU alone.
     pub solo_tokens_per_s: f64,

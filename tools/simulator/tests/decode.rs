@@ -19,7 +19,7 @@ fn run(
     policy: Option<Box<dyn Policy + Send>>,
 ) -> Result<Report, Box<dyn Error>> {
     let (step, none) = (Trace::open("llama7b_decode_b1")?, Arrivals::At(Vec::new()));
-    let decode = Decode { requests, prefill: prefill(4) };
+    let decode = Decode { requests, prefill: Some(prefill(4)) };
     let tpot_ns = Some(6_000_000);
     let service = Service { tpot_ns, decode: Some(&decode), ..Service::new(&step, &none) };
     let tenant = |trace| Tenant { trace, weight: 1, min_share_permille: 0 };
@@ -50,8 +50,21 @@ fn alone_every_token_is_made_in_batches() -> Outcome {
 fn a_backlog_keeps_the_batch_full() -> Outcome {
     let setup = Setup { seconds: 2.0, learn_seconds: 1.0, ..Setup::default() };
     let requests = Requests::parse("r", "arrival_ms,context,generated\n0,100,200\n")?.backlog();
-    let d = run(requests, &setup, None, None)?.high_priority.decode.ok_or("no decode")?;
+    let h = run(requests, &setup, None, None)?.high_priority;
+    assert!(h.served > 0 && (h.arrived, h.queued_p99_ms) == (h.served, 0.0), "{h:?}");
+    let d = h.decode.ok_or("no decode")?;
     assert!(d.batch_mean > 15.0, "what came before the batch was full is not counted: {d:?}");
+    Ok(())
+}
+
+#[test]
+fn requests_count_that_arrive_in_the_window_also_if_they_are_not_done() -> Outcome {
+    let setup = Setup { seconds: 0.5, learn_seconds: 1.0, ..Setup::default() };
+    // The third one is not done when the window ends; the last one comes behind it.
+    let text = "arrival_ms,context,generated\n0,9,9\n1100,9,9\n1400,9,900\n1600,9,9\n";
+    let h = run(Requests::parse("r", text)?, &setup, None, None)?.high_priority;
+    assert_eq!((h.arrived, h.served, h.unserved), (2, 1, 1));
+    assert_eq!(h.queued_p99_ms, 100.0, "its wait so far");
     Ok(())
 }
 

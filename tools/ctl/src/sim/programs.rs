@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tally_contract::limits::WEIGHT_MAX;
 use tally_contract::min_share::min_share_permille;
 use tally_contract::objective::Objective;
-use tally_simulator::decode::{Decode, LAYERS, Requests, prefill};
+use tally_simulator::decode::{Decode, Requests};
 use tally_simulator::{Arrivals, Service, Trace};
 
 pub const LOAD_MAX: f64 = 100.0;
@@ -153,7 +153,7 @@ impl Served {
             (None, None) => Needs::Nothing,
         };
         if let Some(file) = &one.requests {
-            return Self::decodes(one, file, needs);
+            return Self::decodes(one, file, needs, args);
         }
         let graph = !(args.eager || one.eager);
         if matches!(needs, Needs::Tpot(_)) && !graph {
@@ -188,7 +188,21 @@ impl Served {
     }
 
     /// One that decodes.
-    fn decodes(one: &HighPriority, file: &Path, needs: Needs) -> Result<Self, CtlError> {
+    fn decodes(
+        one: &HighPriority,
+        file: &Path,
+        needs: Needs,
+        args: &SimArgs,
+    ) -> Result<Self, CtlError> {
+        for (given, option) in [(args.eager, "eager"), (args.arrivals.is_some(), "arrivals")] {
+            if given {
+                return Err(CtlError::Usage(format!(
+                    "--{option} is for services whose requests are served one by one, and --hp {} has requests of \
+                     tokens: give {option} to the others behind their traces",
+                    one.trace
+                )));
+            }
+        }
         if matches!(needs, Needs::Slo(_)) {
             return Err(CtlError::Usage(format!(
                 "--hp {}: slo is for services whose requests are served one by one; give tpot to one with requests",
@@ -197,10 +211,10 @@ impl Served {
         }
         let requests = Requests::open(file)
             .map_err(|why| CtlError::Failed(format!("--hp {}: {why}", one.trace)))?;
-        let prefill = match &one.prefill {
-            Some(name) => super::trace("hp", name)?,
-            None => prefill(LAYERS),
-        };
+        let prefill = one.prefill.as_ref().map(|name| {
+            let failed = |why| CtlError::Failed(format!("--hp {}: prefill: {why}", one.trace));
+            Trace::open(name).map_err(failed)
+        });
         let (requests, traffic) = match one.backlog {
             true => (requests.backlog(), "a backlog"),
             false => (requests, "requests"),
@@ -211,7 +225,7 @@ impl Served {
             arrivals: Arrivals::At(Vec::new()),
             needs,
             graph: true,
-            decode: Some(Decode { requests, prefill }),
+            decode: Some(Decode { requests, prefill: prefill.transpose()? }),
         })
     }
 

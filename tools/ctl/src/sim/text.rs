@@ -80,11 +80,14 @@ fn high_priority(out: &mut impl Write, h: &High) -> Result<(), CtlError> {
         )?;
         writeln!(out, "  prefills     {} chunks, p50 {:.3} ms", d.prefills, d.prefill_p50_ms)?;
     }
-    writeln!(
-        out,
-        "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
-        h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
-    )?;
+    // A backlog has no arrivals.
+    if h.queued_p99_ms > 0.0 {
+        writeln!(
+            out,
+            "  queued ms    solo p99 {:.3}  p50 {:.3}  p99 {:.3} ({:.2}x)",
+            h.solo_queued_p99_ms, h.queued_p50_ms, h.queued_p99_ms, h.queued_p99_over_solo
+        )?;
+    }
     if let (Some(slo_ms), Some(within)) = (h.slo_ms.or(h.tpot_ms), h.within) {
         writeln!(out, "  objective    {slo_ms:.3} ms: kept by {:.2} % of {what}", within * 100.0)?;
     }

@@ -27,8 +27,8 @@ struct Sequence {
 pub struct Ended {
     /// From each sequence's token before to this one, with prefills in between.
     pub gaps_ns: Vec<u64>,
-    /// From the arrivals of requests that are done, to now.
-    pub requests_ns: Vec<u64>,
+    /// Arrivals of the requests that are done.
+    pub arrivals_ns: Vec<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,15 +62,20 @@ impl<'a> Batcher<'a> {
         Some(Request { arrives_ns: self.start_ns + request.arrives_ns, ..request })
     }
 
-    /// Requests that have arrived.
-    pub fn arrived(&self) -> u64 {
-        self.coming as u64
+    pub fn is_backlog(&self) -> bool {
+        self.requests.is_backlog()
     }
 
-    /// Those of them that are not done.
-    pub fn under_way(&self) -> u64 {
-        let prefilling = usize::from(self.prefilling.is_some());
-        (self.waiting.len() + prefilling + self.running.len()) as u64
+    /// Arrivals before `end_ns` of the requests that are not done; none of a backlog.
+    pub fn pending_ns(&self, end_ns: u64) -> Vec<u64> {
+        if self.is_backlog() {
+            return Vec::new();
+        }
+        let coming = (self.coming..).map_while(|number| self.requests.get(number));
+        let coming = coming.map(|request| self.start_ns + request.arrives_ns);
+        let served = self.running.iter().chain(&self.prefilling).map(|one| one.request);
+        let all = served.chain(self.waiting.iter().copied()).map(|request| request.arrives_ns);
+        all.chain(coming.take_while(|&ns| ns < end_ns)).filter(|&ns| ns < end_ns).collect()
     }
 
     /// When there is something to run. `None`: never again.
@@ -130,7 +135,7 @@ impl<'a> Batcher<'a> {
         self.running.retain(|one| {
             let is_done = one.answered >= one.request.generated;
             if is_done {
-                ended.requests_ns.push(now_ns - one.request.arrives_ns);
+                ended.arrivals_ns.push(one.request.arrives_ns);
             }
             !is_done
         });
@@ -159,7 +164,8 @@ mod tests {
                 Work::Step { batch } => format!("s{batch}"),
             });
             now_ns += 10;
-            requests_ns.extend(batcher.ended(work, now_ns).requests_ns);
+            let ended = batcher.ended(work, now_ns);
+            requests_ns.extend(ended.arrivals_ns.iter().map(|arrival| now_ns - arrival));
         }
         (done.join(" "), requests_ns)
     }

@@ -2,10 +2,15 @@
 
 use super::{ANSWER_TOKENS_MAX, SEQUENCE_TOKENS_MAX};
 use crate::arrivals::ARRIVALS_MAX;
+use std::io::Read;
 use std::path::Path;
 
 /// Largest file read.
 const FILE_BYTES_MAX: u64 = 256 << 20;
+/// No request arrives later: a billion seconds, as for [`crate::Arrivals`].
+const ARRIVAL_MS_END: u64 = 1_000_000_000_000;
+/// Characters of a line that a message shows.
+const SHOWN_MAX: usize = 80;
 const COLUMNS: &str = "arrival_ms,context,generated";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +58,14 @@ impl Requests {
     pub fn open(path: &Path) -> Result<Self, RequestsError> {
         let file = path.display().to_string();
         let failed = |source| RequestsError::Read { file: file.clone(), source };
-        let bytes = std::fs::metadata(path).map_err(failed)?.len();
-        if bytes > FILE_BYTES_MAX {
-            let why = format!("{bytes} bytes, expected at most {FILE_BYTES_MAX}");
+        let mut text = String::new();
+        let opened = std::fs::File::open(path).map_err(failed)?;
+        let read = opened.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+        if read as u64 > FILE_BYTES_MAX {
+            let why = format!("more than {FILE_BYTES_MAX} bytes");
             return Err(failed(std::io::Error::other(why)));
         }
-        Self::parse(&file, &std::fs::read_to_string(path).map_err(failed)?)
+        Self::parse(&file, text.strip_prefix('\u{feff}').unwrap_or(&text))
     }
 
     /// From its text; `file` stands for it in messages.
@@ -69,7 +76,7 @@ impl Requests {
         let mut lines = text.lines();
         let header = lines.next().unwrap_or("").trim();
         if header != COLUMNS {
-            return Err(RequestsError::Header { file: file.into(), found: header.into() });
+            return Err(RequestsError::Header { file: file.into(), found: shown(header) });
         }
         let mut all: Vec<Request> = Vec::new();
         for (index, line) in lines.enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -77,7 +84,7 @@ impl Requests {
             let wrong = || RequestsError::Line {
                 file: file.into(),
                 line: index + 2,
-                found: line.trim().into(),
+                found: shown(line.trim()),
             };
             let request = Request::parse(line).filter(|request| request.arrives_ns >= last_ns);
             all.push(request.ok_or_else(wrong)?);
@@ -140,6 +147,11 @@ impl Requests {
     }
 }
 
+/// A line as a message shows it.
+fn shown(line: &str) -> String {
+    line.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect()
+}
+
 impl Request {
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split(',').map(|field| field.trim().parse::<u64>().ok());
@@ -150,7 +162,7 @@ impl Request {
         };
         let generated = generated.clamp(1, ANSWER_TOKENS_MAX.into()) as u32;
         let context = context.clamp(1, (SEQUENCE_TOKENS_MAX - generated).into()) as u32;
-        Some(Request { arrives_ns: ms.checked_mul(1_000_000)?, context, generated })
+        (ms < ARRIVAL_MS_END).then_some(Request { arrives_ns: ms * 1_000_000, context, generated })
     }
 }
 
@@ -207,7 +219,8 @@ mod tests {
             ("arrival_ms,context,generated\n5,1\n", "line 2: `5,1`"),
             ("arrival_ms,context,generated\n5,1,1,1\n", "line 2: `5,1,1,1`"),
             ("arrival_ms,context,generated\n-5,1,1\n", "line 2: `-5,1,1`"),
-            ("arrival_ms,context,generated\n99999999999999,1,1\n", "line 2"),
+            ("arrival_ms,context,generated\n1000000000000,1,1\n", "line 2"),
+            ("\u{1b}[31m\n", "the first line is `\\u{1b}[31m`"),
         ] {
             assert!(said(text).contains(why), "{text:?}: {}", said(text));
         }

@@ -45,7 +45,7 @@ impl<'a> Service<'a> {
     pub(super) fn all_launched(&self, sharing: SharingMode) -> Trace {
         let launched = self.as_launched().timed_in(sharing);
         match self.decode {
-            Some(decode) => decode::joined(&launched, &decode.prefill.timed_in(sharing)),
+            Some(decode) => decode::joined(&launched, &decode.prefill().timed_in(sharing)),
             None => launched,
         }
     }
@@ -122,7 +122,7 @@ impl<'a> Serving<'a> {
             since_ns: None,
             unit_since_ns: None,
             profile: UnitProfile::default(),
-            tokens: service.decode.map(|decode| Tokens::new(&decode.requests, start_ns)),
+            tokens: service.decode.map(|decode| Tokens::new(decode, start_ns)),
             counted,
             ended: 0,
             free_ns: 0,
@@ -173,8 +173,7 @@ impl<'a> Serving<'a> {
         let took_ns = seen_ns - since_ns;
         self.ended += 1;
         if let Some(tokens) = &mut self.tokens {
-            let counted = self.counted.contains(&since_ns);
-            tokens.end(now_ns, took_ns, counted);
+            tokens.end(now_ns, took_ns, &self.counted);
             self.free_ns = seen_ns + decode::BETWEEN_NS;
             return Some(took_ns.saturating_sub(self.trace.lead_ns));
         }

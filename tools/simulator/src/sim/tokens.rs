@@ -1,7 +1,7 @@
 //! A service that decodes, in a simulation: steps and prefills in place of requests.
 
 use super::solo::Solo;
-use crate::decode::{Batcher, Requests, Work, chunk_permille, step_permille};
+use crate::decode::{Batcher, Decode, Work, chunk_permille, step_permille};
 use crate::report::{Decoded, High, ms, over, percentile};
 use std::ops::Range;
 
@@ -11,21 +11,25 @@ struct Counted {
     steps_ns: Vec<u64>,
     prefills_ns: Vec<u64>,
     gaps_ns: Vec<u64>,
-    /// From arrival to the last token.
+    /// Of requests that arrived in the window: from arrival to the last token, or to the window's end.
     requests_ns: Vec<u64>,
+    served: u64,
     tokens: u64,
 }
 
 pub(super) struct Tokens<'a> {
     batcher: Batcher<'a>,
+    /// How long a chunk is of a prefill that is not ours is known by its tokens only.
+    is_own_prefill: bool,
     work: Option<Work>,
     counted: Counted,
 }
 
 impl<'a> Tokens<'a> {
-    pub fn new(requests: &'a Requests, start_ns: u64) -> Self {
+    pub fn new(decode: &'a Decode, start_ns: u64) -> Self {
         Tokens {
-            batcher: Batcher::new(requests, start_ns),
+            batcher: Batcher::new(&decode.requests, start_ns),
+            is_own_prefill: decode.prefill.is_none(),
             work: None,
             counted: Counted::default(),
         }
@@ -44,18 +48,30 @@ impl<'a> Tokens<'a> {
         self.work = self.batcher.next(now_ns);
         Some(match self.work? {
             Work::Step { batch } => (0..1, step_permille(batch)),
-            Work::Prefill { tokens, context } => (1..launches, chunk_permille(tokens, context)),
+            Work::Prefill { tokens, context } => {
+                let context = self.is_own_prefill.then_some(context);
+                (1..launches, chunk_permille(tokens, context))
+            }
         })
     }
 
     /// It is done.
-    pub fn end(&mut self, now_ns: u64, took_ns: u64, is_counted: bool) {
+    pub fn end(&mut self, now_ns: u64, took_ns: u64, window: &Range<u64>) {
         let Some(work) = self.work.take() else { return };
         let ended = self.batcher.ended(work, now_ns);
-        if !is_counted {
+        let counted = &mut self.counted;
+        let is_backlog = self.batcher.is_backlog();
+        for arrival_ns in ended.arrivals_ns {
+            if is_backlog && window.contains(&now_ns) {
+                counted.served += 1;
+            } else if !is_backlog && window.contains(&arrival_ns) {
+                counted.served += u64::from(now_ns < window.end);
+                counted.requests_ns.push(now_ns.min(window.end) - arrival_ns);
+            }
+        }
+        if !window.contains(&now_ns) {
             return;
         }
-        let counted = &mut self.counted;
         match work {
             Work::Step { batch } => {
                 counted.steps_ns.push(took_ns);
@@ -64,7 +80,6 @@ impl<'a> Tokens<'a> {
             Work::Prefill { .. } => counted.prefills_ns.push(took_ns),
         }
         counted.gaps_ns.extend(ended.gaps_ns);
-        counted.requests_ns.extend(ended.requests_ns);
     }
 
     /// What a step takes, as if this were the service alone.
@@ -93,8 +108,11 @@ impl<'a> Tokens<'a> {
         let within = tpot_ns.filter(|_| steps > 0).map(|tpot_ns| {
             over(all.steps_ns.iter().filter(|ns| **ns <= tpot_ns).count() as u64, steps)
         });
-        let arrived = self.batcher.arrived();
-        let under_way = self.batcher.under_way();
+        let pending_ns = self.batcher.pending_ns(window.end);
+        let pending_ns = pending_ns.into_iter().filter(|ns| window.contains(ns));
+        all.requests_ns.extend(pending_ns.map(|arrival_ns| window.end - arrival_ns));
+        let served = all.served;
+        let arrived = if self.batcher.is_backlog() { served } else { all.requests_ns.len() as u64 };
         let [p50, p95, p99] = [0.5, 0.95, 0.99].map(|q| percentile(&mut all.steps_ns, q));
         let gaps = [0.5, 0.99].map(|q| percentile(&mut all.gaps_ns, q));
         let queued = [0.5, 0.99].map(|q| percentile(&mut all.requests_ns, q));
@@ -102,8 +120,8 @@ impl<'a> Tokens<'a> {
         High {
             trace,
             arrived,
-            served: arrived - under_way,
-            unserved: under_way,
+            served,
+            unserved: arrived - served,
             solo_ms: ms(solo.ns),
             solo_p99_ms: ms(solo.p99_ns),
             slo_ms: None,
