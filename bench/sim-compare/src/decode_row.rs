@@ -84,8 +84,8 @@ impl<'a> DecodeRow<'a> {
         let figure = |object: &str, key: &str| {
             get(object, key).with_context(|| format!("{}: no {object}.{key}", self.mode()))
         };
-        let be = text(row, "be").to_owned() + text(row, "beside");
-        let mut low = match &*be {
+        let be = text(row, "beside");
+        let mut low = match be {
             "llama-prefill" => prefill(PREFILL_LAYERS),
             name => Trace::open(known(name).with_context(|| format!("{name}: no trace of it"))?)?,
         };
@@ -114,7 +114,7 @@ impl<'a> DecodeRow<'a> {
         let share = report.best_effort.as_ref().map_or(0.0, |low| low.share);
         Ok(Compared {
             hp: text(row, "service").into(),
-            be,
+            be: be.into(),
             mode: self.mode(),
             objective: None,
             policy_config: None,
