@@ -72,7 +72,7 @@ def pair_section(content, notes):
     """Co-location, one table for each pair, load and device."""
     lines = ["## Co-location", ""]
     lines += ["Command: `bench/gpu/run.sh --bundle DIR --out DIR pairs`. Rows: `results/pairs.json`.", ""]
-    lines += ["An inference with Poisson arrivals runs beside a training: one window a mode, with the same arrivals in each. Rows with `runs` in the file are medians of so many.", ""]
+    lines += ["An inference with Poisson arrivals runs beside a training: one window a mode, with the same arrivals in each. Figures are medians of the runs.", ""]
     lines += [*(f"- *{term}*: {meaning}." for term, meaning in PAIR_TERMS), ""]
     lines += summary(content)
     groups = {}
@@ -99,6 +99,7 @@ def pair_section(content, notes):
             "mode",
             "policy",
             "vendor kernels",
+            "runs",
             "p50 ms",
             "p99 ms",
             "p99 over solo",
@@ -217,7 +218,7 @@ def pair_cells(row, notes, solo_p99_ms):
     if row.get("be_share_of_own"):
         share += f" ({number(row['be_share_of_own'])} of its own)"
     vendor = "–" if row["policy"] == "none" else "transformed" if row["vendor_rewrite"] else "untouched"
-    cells = [row["mode"] + marks, policy, vendor, number(row["p50_ms"], 3), number(row["p99_ms"], 3), over, over_idle]
+    cells = [row["mode"] + marks, policy, vendor, row.get("runs", 1), number(row["p50_ms"], 3), number(row["p99_ms"], 3), over, over_idle]
     return [*cells, number(row["p99_queued_ms"], 2), queued_over, queued_over_idle, share, launches_transformed(row.get("transformed"))]
 
 
