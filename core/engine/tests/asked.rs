@@ -251,3 +251,26 @@ fn a_policy_that_takes_over_sees_the_usage_from_before_it() {
     let busy = Usage { in_flight: 1, backlogged_since_ns: 1_000, ..Usage::default() };
     assert_eq!(*seen.lock().unwrap(), [(LOW, busy)]);
 }
+
+/// Holds each launch, and sets the same window whenever it is asked.
+struct SetsWindow(Arc<Mutex<u32>>);
+
+impl Policy for SetsWindow {
+    fn decide(&mut self, launch: &Launch, context: &mut Context) -> Result<Answer, Fault> {
+        *self.0.lock().unwrap() += 1;
+        context.commands.push(Command::SetWindow { client: launch.client, window_ns: 7_000 });
+        Ok(Answer { decision: Decision::Hold(1_000_000), reason: 0 })
+    }
+}
+
+#[test]
+fn a_window_that_stays_as_it_is_offers_nothing_again() {
+    let asked = Arc::new(Mutex::new(0));
+    let policy = Box::new(SetsWindow(Arc::clone(&asked)));
+    let mut e = Engine::new(EngineConfig::default(), policy);
+    let mut out = Vec::new();
+    e.client_joined(0, info(LOW, Class::BestEffort), 0, &mut out);
+    e.submitted(1, LOW, submission(0, None), &mut out);
+    (2..100).for_each(|now_ns| e.tick(now_ns, &mut out));
+    assert_eq!(*asked.lock().unwrap(), 2, "once more with the window that it set");
+}

@@ -463,7 +463,10 @@ impl<P: Policy> Engine<P> {
                     }
                 }
                 Command::SetWindow { client, window_ns } => {
-                    if let Some(c) = self.clients.get_mut(client) {
+                    // A policy may set it in each decision: the same again changes nothing.
+                    if let Some(c) = self.clients.get_mut(client)
+                        && c.window_ns != window_ns
+                    {
                         c.window_ns = window_ns;
                         self.offer_all = true;
                     }
