@@ -81,7 +81,7 @@ pub(super) struct Serving<'a> {
     pub profile: UnitProfile,
     /// If it decodes: its units are steps and prefills, and not requests.
     pub tokens: Option<Tokens<'a>>,
-    /// What arrives, or begins, in this time is counted.
+    /// Requests that arrive in this time are counted; of one that decodes, also steps and prefills that end in it.
     counted: Range<u64>,
     /// Units that have ended.
     ended: u64,
