@@ -27,6 +27,7 @@ import render_shares
 import render_speeds
 import render_streams
 import render_tools
+import render_trainings
 import render_units
 import render_waits
 import render_width
@@ -473,6 +474,7 @@ SECTIONS = (
     ("policy.json", policy_section),
     ("several.json", lambda content, _notes: render_several.lines(content, table, made_with)),
     ("shares.json", lambda content, _notes: render_shares.lines(content, table, made_with)),
+    ("trainings.json", lambda content, _notes: render_trainings.lines(content, table, made_with)),
     ("width.json", lambda content, _notes: render_width.lines(content, table, made_with)),
     ("shim.json", shim_section),
     ("speeds.json", lambda content, _notes: render_speeds.lines(content, table, made_with)),

@@ -66,6 +66,10 @@ STEPS = (
         ("decode.json",),
     ),
     Step("several", 240, "83", "two trainings at once in `timeslice`", ("several.json",)),
+    Step(
+        "trainings", 500, "330", "one, two and four trainings that fill the GPU in part: the sum of their rates",
+        ("trainings.json",),
+    ),
     Step("shares", 300, "120", "weights and floors of trainings, in both sharing modes", ("shares.json",)),
     Step("shim", 300, "12", "the shim's own tests on a GPU", ("shim.json",)),
     Step("width", 900, "380 for two trainings", "what a width costs a training", ("width.json",)),

@@ -17,6 +17,7 @@ import render_import
 import render_policy
 import stats
 import step_shim
+import step_trainings
 import wait_job
 from common import merge_rows
 
@@ -60,7 +61,7 @@ class Renderer(unittest.TestCase):
         return render.render(self.docs / "results")
 
     def test_nothing_measured_says_so(self):
-        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shares, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
+        self.assertIn("Not measured yet: pairs, frontier, decode, counts, correct, exact, forms, overhead, latency, decide, stalls, costs, policy, several, shares, trainings, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.", self.text())
 
     def test_a_pair_within_bounds_has_no_footnote_and_one_beyond_has(self):
         self.put("pairs.json", [pair_row()])
@@ -164,7 +165,7 @@ class Renderer(unittest.TestCase):
             "p99 5.00 us, promised at most 2 us",
             "| 4.00 to 6.50 |",
             "0.40 / 0.90",
-            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, shares, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
+            "Not measured yet: pairs, frontier, decode, exact, forms, decide, stalls, costs, policy, several, shares, trainings, width, shim, speeds, speeds-vendor, units, waits, streams, kept, litmus, jit, start, tools.",
         ):
             self.assertIn(expected, text)
 
@@ -283,6 +284,25 @@ class Renderer(unittest.TestCase):
         text = self.text()
         self.assertIn("| timeslice | no requests | 0.75 / 0.24 | 0.75 / 0.25 |  |  |", text)
         self.assertIn("| timeslice | requests, floor 25 % | 0.12 / 0.25 | 0.10 / 0.05 | 1.20 | 24.5 |", text)
+
+    def test_sums_of_rates_are_shown_over_one_program_alone(self):
+        row = {"job": "lstm-train", "mode": "time-slicing", "policy": "none", "ungated": False, "programs": 1, "steps_per_s": [10.0, 8.0, 11.0]}
+        rows = [row, {**row, "mode": "tally-mps", "policy": "throughput", "programs": 2, "steps_per_s": [16.0, 15.0, 18.0]}]
+        rows += [{**rows[1], "programs": 4, "steps_per_s": [19.0]}, {**rows[1], "policy": "fifo", "ungated": True}]
+        self.put("trainings.json", {"rows": step_trainings.over_alone(rows)})
+        text = self.text()
+        self.assertIn("| `lstm-train` | time-slicing | none | 1.00 (0.80 to 1.10) |  |  |", text)
+        self.assertIn("| `lstm-train` | tally-mps | throughput |  | 1.60 (1.50 to 1.80) | 1.90 (1.90 to 1.90) |", text)
+        self.assertIn("| `lstm-train` | tally-mps | ungated |  | 1.60 (1.50 to 1.80) |  |", text)
+
+    def test_what_throughput_lacks_of_mps_and_over_slices_is_told(self):
+        def row(mode, policy, over):
+            return {"job": "j", "mode": mode, "policy": policy, "programs": 2, "over_alone": over}
+
+        bases = [row("mps", "none", 1.8), row("time-slicing", "none", 1.0)]
+        self.assertEqual(step_trainings.shortfall([*bases, row("tally-mps", "throughput", 1.75)]), [])
+        found = step_trainings.shortfall([*bases, row("tally-mps", "throughput", 1.4)])
+        self.assertEqual(["1.8" in found[0], "1.0" in found[1], len(found)], [True, True, 2])
 
     def test_a_width_is_shown_over_all_sms(self):
         whole = {"job": "gpt2-train", "sms": None, "put_off_joins": False, "leased": False, "steps_per_s": 10.0, "over_all_sms": 1.0, "over_all_sms_of_rounds": [1.0, 1.0], "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}
