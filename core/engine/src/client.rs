@@ -44,6 +44,13 @@ pub struct Measured {
     pub ns: u64,
 }
 
+impl Measured {
+    /// It took at least so long: a client has 32 bits for it.
+    pub(crate) fn is_saturated(&self) -> bool {
+        self.ns >= u32::MAX.into()
+    }
+}
+
 /// A launch waiting for its decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
@@ -110,6 +117,16 @@ pub(crate) struct Stream {
     /// Predicted time that can be counted as done, and until when it was reckoned.
     done_credit_ns: u64,
     credited_until_ns: u64,
+    /// Those of its launches that do not count in the window.
+    set_aside: SetAside,
+}
+
+/// Launches of streams in which nothing ends: other streams' launches do not wait for them.
+#[derive(Clone, Copy, Debug, Default)]
+struct SetAside {
+    launches: u64,
+    ns: u64,
+    unmeasured: u64,
 }
 
 impl Stream {
@@ -214,6 +231,7 @@ pub(crate) struct Client {
     pub told_to_yield_ns: Option<u64>,
     /// Launches in flight of unknown length.
     pub unmeasured: u64,
+    set_aside: SetAside,
     pub window_ns: u64,
     /// What is decided `run` runs on at most so many SMs; 0: on all.
     pub width_sms: u32,
@@ -285,6 +303,7 @@ impl Client {
             yielded: false,
             told_to_yield_ns: None,
             unmeasured: 0,
+            set_aside: SetAside::default(),
             window_ns,
             width_sms: 0,
             ungated,
@@ -355,14 +374,47 @@ impl Client {
         yields.then_some(since_ns)
     }
 
-    /// Whether a launch of `predicted_ns` fits in the window. One always does; of
+    /// Whether a launch of `predicted_ns` in a stream fits in the window. One always does; of
     /// launches of unknown length (0) one at a time, since a queue of them could
     /// be of any length.
-    pub fn has_room(&self, predicted_ns: u64) -> bool {
-        let fits = self.in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
-        self.in_flight == 0
-            || (fits
-                && (predicted_ns > 0 || self.unmeasured == 0 || self.window_ns >= WINDOW_OPEN_MIN))
+    pub fn has_room(&self, predicted_ns: u64, stream: u32) -> bool {
+        let is_aside = |stream: &Stream| stream.set_aside.launches > 0;
+        let aside = match self.streams.get(stream as usize) {
+            Some(stream) if is_aside(stream) => SetAside::default(),
+            _ => self.set_aside,
+        };
+        let in_flight_ns = self.in_flight_ns.saturating_sub(aside.ns);
+        let unmeasured = self.unmeasured.saturating_sub(aside.unmeasured);
+        let fits = in_flight_ns.saturating_add(predicted_ns) <= self.window_ns;
+        self.in_flight <= aside.launches
+            || (fits && (predicted_ns > 0 || unmeasured == 0 || self.window_ns >= WINDOW_OPEN_MIN))
+    }
+
+    /// Set aside what is in flight in streams in which nothing has ended since then.
+    fn set_aside_stuck(&mut self, since_ns: u64) {
+        for stream in &mut self.streams {
+            let is_stuck = stream.in_flight.front().is_some_and(|f| f.granted_ns <= since_ns)
+                && stream.last_done_ns <= since_ns;
+            if !is_stuck || stream.set_aside.launches > 0 {
+                continue;
+            }
+            let ns = stream.in_flight.iter().map(|f| f.window_ns).fold(0, u64::saturating_add);
+            let unmeasured = stream.in_flight.iter().filter(|f| f.window_ns == 0).count() as u64;
+            let launches = stream.in_flight.len() as u64;
+            stream.set_aside = SetAside { launches, ns, unmeasured };
+            self.set_aside.launches += launches;
+            self.set_aside.ns = self.set_aside.ns.saturating_add(ns);
+            self.set_aside.unmeasured += unmeasured;
+        }
+    }
+
+    /// A stream moves: its launches count again.
+    pub fn stream_moved(&mut self, stream: u32) {
+        let Some(stream) = self.streams.get_mut(stream as usize) else { return };
+        let SetAside { launches, ns, unmeasured } = std::mem::take(&mut stream.set_aside);
+        self.set_aside.launches -= launches;
+        self.set_aside.ns = self.set_aside.ns.saturating_sub(ns);
+        self.set_aside.unmeasured -= unmeasured;
     }
 
     /// Up to where a grant holds that is taken back. What waits below it was answered by it, and may have been started:
@@ -378,6 +430,7 @@ impl Client {
         if self.stall_left == 0 && now_ns >= self.moved_ns.saturating_add(stall_ns) {
             self.stall_burst = (2 * self.stall_burst).clamp(1, STALL_BURST_MAX);
             self.stall_left = self.stall_burst;
+            self.set_aside_stuck(now_ns.saturating_sub(stall_ns));
         }
         self.stall_left > 0
     }

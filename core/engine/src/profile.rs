@@ -179,13 +179,14 @@ impl Profile {
         self.predicted_ns = self.samples.median_of_ns(PREDICTION_SAMPLES);
     }
 
-    /// A launch that ran beside other clients' work took so long: alone it takes no longer. That is
-    /// all that is known until it runs alone; afterwards it counts only against a time that is
-    /// too long.
+    /// A launch that ran beside other clients' work took so long: alone it takes no longer. The least of the latest is
+    /// all that is known until it runs alone; afterwards it counts only against a time that is too long.
     fn record_contended(&mut self, measured_ns: u64) {
-        if self.samples.pushed() == 0 || (self.contended && measured_ns < self.predicted_ns) {
-            (self.count, self.samples) = (1, Samples::repeated(measured_ns, 1));
-            (self.mean_ns, self.predicted_ns, self.contended) = (measured_ns, measured_ns, true);
+        if self.samples.pushed() == 0 || self.contended {
+            self.samples.push(measured_ns);
+            let least_ns = self.samples.least_ns();
+            (self.count, self.contended) = (1, true);
+            (self.mean_ns, self.predicted_ns) = (least_ns, least_ns);
         } else if !self.contended && is_clearly_less(measured_ns, self.predicted_ns) {
             self.record(measured_ns);
         }

@@ -156,6 +156,38 @@ fn a_launch_does_not_wait_for_ever_for_one_that_may_be_waiting_for_it() {
 }
 
 #[test]
+fn a_stream_in_which_nothing_ends_holds_others_up_once() {
+    let mut e = built_in();
+    let mut out = Vec::new();
+    let k = e.intern(&key("short"));
+    e.submitted(0, LOW, submission(0, k), &mut out);
+    e.progress(100_000, LOW, 0, 1, took(1, 100_000), &mut out);
+    // They fill the window, behind a wait.
+    for t in 1..12 {
+        e.submitted(100_000, LOW, submission(t, k), &mut out);
+    }
+    let on_1 = |t: u64, completion| Submission { stream: 1, completion, ..submission(t, k) };
+    assert_eq!(granted(&out, LOW), Some(11), "ten of 100 us fit");
+    let due = e.next_deadline_ns().expect("it is looked at again");
+    e.tick(due, &mut out);
+    e.submitted(due, LOW, on_1(12, 1), &mut out);
+    assert_eq!(granted(&out, LOW), Some(13), "the window is full of what is stuck");
+    for (t, completion) in (13..40).zip(2..) {
+        e.progress(due + t, LOW, 1, completion - 1, None, &mut out);
+        e.submitted(due + t, LOW, on_1(t, completion), &mut out);
+        assert_eq!(granted(&out, LOW), Some(t + 1));
+    }
+    // It goes on, and what is left of it counts again.
+    e.progress(due + 50, LOW, 0, 4, None, &mut out);
+    let before = e.client_state(LOW).unwrap().in_flight_ns;
+    assert!((800_000..1_000_000).contains(&before), "{before}");
+    for (t, completion) in (40..50).zip(29..) {
+        e.submitted(due + 60, LOW, on_1(t, completion), &mut out);
+    }
+    assert!(granted(&out, LOW).unwrap() < 50, "the window is full");
+}
+
+#[test]
 fn late_reports_are_neither_profiled_nor_charged_as_gpu_time() {
     let mut e = built_in();
     let mut out = Vec::new();

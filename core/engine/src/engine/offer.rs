@@ -140,7 +140,7 @@ impl<P: Policy> Engine<P> {
             return false;
         }
         let predicted_ns = predicted_ns(&self.context.world.profiles, c, s.kernel);
-        let has_room = is_granted || c.has_room(predicted_ns);
+        let has_room = is_granted || c.has_room(predicted_ns, s.stream);
         if !has_room {
             if !c.window_noted {
                 c.window_noted = true;
@@ -425,7 +425,7 @@ impl<P: Policy> Engine<P> {
 }
 
 impl<P: Policy> Engine<P> {
-    /// Put back what a policy may change: timers, windows, grants.
+    /// Put back what a policy may change: timers, windows, leases, yields, widths, who is gated.
     pub(super) fn undo_policy(&mut self, out: &mut Vec<Action>) {
         self.timers.clear();
         self.timer_heap.clear();
@@ -495,7 +495,7 @@ impl<P: Policy> Engine<P> {
                     if let Some(c) = self.clients.get_mut(client)
                         && c.info.class == Class::BestEffort
                     {
-                        // A leased launch has the same number as one that is asked about.
+                        // Rounded to what there is here, so that leased launches get as many SMs as decided ones.
                         let sms = match sms {
                             0 => 0,
                             sms => self.config.partition_of(sms).unwrap_or(sms).min(SMS_MAX),

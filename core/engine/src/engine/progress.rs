@@ -102,6 +102,7 @@ impl<P: Policy> Engine<P> {
         let share_ns = now_ns.saturating_sub(started) / all as u64;
         s.last_done_ns =
             if done == all { now_ns } else { started.saturating_add(share_ns * done as u64) };
+        c.stream_moved(stream);
         let was_active = c.is_active();
         let best_effort = c.info.class == Class::BestEffort;
         let begun = self.high_periods;
@@ -115,7 +116,8 @@ impl<P: Policy> Engine<P> {
             // A client's word, bounded by what can be true.
             let took_ns = measured
                 .filter(|m| m.completion == f.completion)
-                .map(|m| m.ns.min(now_ns.saturating_sub(f.granted_ns)).max(1));
+                .map(|m| if m.is_saturated() { share_ns.max(m.ns) } else { m.ns })
+                .map(|ns| ns.min(now_ns.saturating_sub(f.granted_ns)).max(1));
             // A late report includes time in which it was done already.
             let charged_ns = match (took_ns, f.predicted_ns) {
                 (took_ns, 0) => took_ns.unwrap_or(share_ns),

@@ -62,6 +62,11 @@ impl Samples {
         self.median_of_ns(RECENT_SAMPLES)
     }
 
+    /// The shortest; 0 if there is none.
+    pub fn least_ns(&self) -> u64 {
+        self.ring[..self.len()].iter().copied().min().unwrap_or(0)
+    }
+
     /// 99th percentile of all (nearest rank): of so few, the largest.
     pub fn p99_ns(&self) -> u64 {
         self.ring[..self.len()].iter().copied().max().unwrap_or(0)

@@ -69,7 +69,7 @@ fn beside_other_work_only_an_upper_bound_is_profiled() {
     }
     let p = all.get(kernel).unwrap();
     assert_eq!((p.contended, p.count, p.predicted_ns, p.mean_ns), (true, 1, 700, 700));
-    assert_eq!((p.p99_ns(), p.forms[&(Form::Sliced, 2)].mean_ns), (700, 700));
+    assert_eq!((p.p99_ns(), p.forms[&(Form::Sliced, 2)].mean_ns), (900, 700));
     all.record(kernel, 300);
     all.record_form(kernel, Form::Sliced, 2, 320);
     let p = all.get(kernel).unwrap();
@@ -81,6 +81,16 @@ fn beside_other_work_only_an_upper_bound_is_profiled() {
     }
     let p = all.get(kernel).unwrap();
     assert_eq!((p.count, p.predicted_ns, p.p99_ns()), (1, 300, 300), "chance draws nothing down");
+}
+
+#[test]
+fn an_upper_bound_follows_a_kernel_that_grows() {
+    let (mut all, kernel) = known();
+    all.record_contended(kernel, 20_000);
+    for _ in 0..tally_contract::limits::RECENT_SAMPLES {
+        all.record_contended(kernel, 2_000_000);
+    }
+    assert_eq!(all.predicted_ns(kernel), 2_000_000);
 }
 
 #[test]
