@@ -133,8 +133,9 @@ limits! {
         METRICS_MAX: usize = 64, Count;
     }
     "What a policy asks for" {
-        /// Requests of one call (timers, windows, leases, yields). Further ones are dropped and counted.
-        COMMANDS_MAX: usize = 512, Count;
+        /// Requests of one call (timers, windows, leases, yields). Further ones are dropped, unless they replace one of
+        /// the same kind and client.
+        COMMANDS_MAX: usize = 1_024, Count;
         /// Pending timers. A further one is dropped.
         TIMERS_MAX: usize = 64, Count;
         /// Timers that fire in one pass of the dispatch thread; those that are due, too, fire in the next ones.

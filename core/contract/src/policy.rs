@@ -411,6 +411,27 @@ pub enum Command {
     Reset,
 }
 
+impl Command {
+    /// Of which client it is.
+    fn client(&self) -> Option<ClientId> {
+        match *self {
+            Command::SetWindow { client, .. }
+            | Command::RevokeLease(client)
+            | Command::SetYield { client, .. }
+            | Command::SetAutoYield { client, .. }
+            | Command::SetWidth { client, .. }
+            | Command::SetUngated { client, .. } => Some(client),
+            Command::SetTimer { .. } | Command::Reset => None,
+        }
+    }
+
+    /// Whether of both, one behind the other, only this one matters.
+    fn replaces(&self, earlier: &Command) -> bool {
+        let is_same = std::mem::discriminant(self) == std::mem::discriminant(earlier);
+        is_same && self.client().is_some() && self.client() == earlier.client()
+    }
+}
+
 /// Commands that a policy gives in one call.
 #[derive(Debug, Default)]
 pub struct Commands {
@@ -429,12 +450,17 @@ impl Commands {
         &self.list
     }
 
-    /// Add one. Never grows beyond the bound, so no allocation after the first calls.
+    /// Add one. Never grows beyond the bound, so no allocation after the first calls: then only what replaces an
+    /// earlier command is taken.
     pub fn push(&mut self, command: Command) {
         if self.list.len() < COMMANDS_MAX {
-            self.list.push(command);
-        } else {
-            self.dropped += 1;
+            return self.list.push(command);
+        }
+        let latest =
+            self.list.iter().rposition(|one| *one == Command::Reset).map_or(0, |at| at + 1);
+        match self.list[latest..].iter_mut().find(|one| command.replaces(one)) {
+            Some(earlier) => *earlier = command,
+            None => self.dropped += 1,
         }
     }
 
@@ -509,6 +535,22 @@ mod tests {
         for wrong in ["0", "1001", "-1", "heavy", "", "2.5"] {
             assert_eq!(weight(&[("weight", wrong)]), 1, "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_replaces_a_command_is_taken_where_there_is_no_room() {
+        let window = |client, window_ns| Command::SetWindow { client, window_ns };
+        let mut all = Commands::default();
+        all.push(window(0, 9));
+        all.push(Command::Reset);
+        (1..COMMANDS_MAX as u32 - 1).for_each(|client| all.push(window(client, 1)));
+        assert_eq!((all.list().len(), all.dropped), (COMMANDS_MAX, 0));
+        all.push(window(5, 2));
+        all.push(Command::RevokeLease(5));
+        // What was before the reset is another matter.
+        all.push(window(0, 2));
+        assert_eq!((all.list().len(), all.dropped), (COMMANDS_MAX, 2));
+        assert_eq!((all.list()[0], all.list()[6]), (window(0, 9), window(5, 2)));
     }
 
     #[test]

@@ -353,7 +353,8 @@ typedef uint8_t exports_tally_policy_scheduler_launch_state_t;
 
 // The launch is a high-priority client's.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_HIGH_PRIORITY (1 << 0)
-// A high-priority client has work on this GPU now.
+// A high-priority client has launched what it has not been seen to wait for. The GPU may have ended it: only
+// `unit-profile` tells of gaps within a request.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_HIGH_ACTIVE (1 << 1)
 // This launch was held before and is offered again.
 #define EXPORTS_TALLY_POLICY_SCHEDULER_LAUNCH_STATE_OFFERED_AGAIN (1 << 2)

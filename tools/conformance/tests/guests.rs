@@ -182,7 +182,7 @@ fn nonsense_fails_sane_answers() {
     for how in [11, 12] {
         fails(&chaos(&format!("always {how}")), &["sane-answers"]);
     }
-    // A thousand timers in one call.
+    // Two thousand timers in one call.
     fails(&chaos("always 43"), &["sane-answers"]);
 }
 

@@ -8,7 +8,7 @@
 pub mod exports {
     pub mod tally {
         pub mod policy {
-            /// When high-priority work is on the GPU.
+            /// When high-priority work is active, as `launch-state` has it.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod activity {
                 #[used]
@@ -32,7 +32,7 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
-                    /// High-priority work appeared on a GPU that had none. Also sent, after `joined`, when a policy is loaded meanwhile.
+                    /// High-priority work appeared while there was none. Also sent, after `joined`, when a policy is loaded meanwhile.
                     #[allow(async_fn_in_trait)]
                     fn high_started(now_ns: u64) -> ();
                     /// The last high-priority work ended.

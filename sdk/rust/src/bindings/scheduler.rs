@@ -1334,7 +1334,7 @@ pub mod tally {
             }
         }
         /// Windows, leases and yields. What is asked for, here and of `timers` and `high-priority`, is done after the call, in
-        /// order; of a call at most 512 requests, further ones are dropped. For a client that is gone nothing is done.
+        /// order; of a call at most 1024 requests, further ones are dropped. For a client that is gone nothing is done.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod control {
             #[used]
@@ -1644,8 +1644,10 @@ pub mod exports {
                     Eq, PartialOrd, Ord, Hash, Debug, Clone, Copy)] pub struct
                     LaunchState : u8 { #[doc =
                     " The launch is a high-priority client's."] const HIGH_PRIORITY = 1
-                    << 0; #[doc = " A high-priority client has work on this GPU now."]
-                    const HIGH_ACTIVE = 1 << 1; #[doc =
+                    << 0; #[doc =
+                    " A high-priority client has launched what it has not been seen to wait for. The GPU may have ended it: only"]
+                    #[doc = " `unit-profile` tells of gaps within a request."] const
+                    HIGH_ACTIVE = 1 << 1; #[doc =
                     " This launch was held before and is offered again."] const
                     OFFERED_AGAIN = 1 << 2; #[doc =
                     " A CUDA graph launch: many kernels that start as one."] const GRAPH

@@ -98,7 +98,7 @@ impl Policy for Chaos {
                 Decision::Run(9)
             }
             31 => {
-                for _ in 0..1_000 {
+                for _ in 0..2_000 {
                     host::set_timer(1, 1);
                 }
                 Decision::Run(0)
@@ -131,7 +131,7 @@ impl Policy for Chaos {
             }
             // Timers without an end, and of no consequence.
             43 => {
-                for _ in 0..1_000 {
+                for _ in 0..2_000 {
                     host::set_timer(1, 100);
                 }
                 Decision::Run(0)
