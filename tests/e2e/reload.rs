@@ -73,6 +73,57 @@ fn by_tallyctl() -> Result<()> {
     })
 }
 
+/// Writes a policy over the core's own file.
+fn replace(scene: &Scene, file: &Path, policy: &str) -> Result<()> {
+    let part = file.with_extension("part");
+    std::fs::copy(scene.artefacts().policy(policy)?, &part)?;
+    Ok(std::fs::rename(part, file)?)
+}
+
+fn becomes_active(scene: &Scene, name: &str) -> Result<()> {
+    wait_until(&format!("waiting for {name}"), ANSWER_MAX, || {
+        Ok((scene.status()?.policy_name() == name).then_some(()))
+    })
+}
+
+/// Also if it was asked for before the change of the file was noticed.
+#[test]
+fn the_own_file_is_followed_once_it_is_what_was_asked_for() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let file = scene.dir().join("policy.wasm");
+    replace(&scene, &file, "tally-priority")?;
+    let mut core = scene.core(&file, &[])?;
+    replace(&scene, &file, "fifo")?;
+    ctl(&scene, &["policy", "load", &file.to_string_lossy()])?;
+    becomes_active(&scene, "fifo")?;
+    replace(&scene, &file, "throughput")?;
+    becomes_active(&scene, "throughput")?;
+    // Another was asked for: changes of the file no longer count.
+    ctl(&scene, &["policy", "load", &artefacts.policy("fifo")?.to_string_lossy()])?;
+    replace(&scene, &file, "tally-priority")?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(scene.status()?.policy_name() == "fifo", "{:#}", scene.status()?.0["policy"]);
+    scene.stop(&mut core, JOB_MAX)
+}
+
+#[test]
+fn a_file_that_changes_during_an_ab_test_is_loaded_after_it() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let file = scene.dir().join("policy.wasm");
+    replace(&scene, &file, "tally-priority")?;
+    let mut core = scene.core(&file, &[])?;
+    let fifo = artefacts.policy("fifo")?;
+    ctl(&scene, &["ab", "start", &fifo.to_string_lossy(), "--metric=hp_p99"])?;
+    replace(&scene, &file, "throughput")?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(scene.status()?.policy_name() != "throughput", "an A/B test runs");
+    ctl(&scene, &["ab", "stop"])?;
+    becomes_active(&scene, "throughput")?;
+    scene.stop(&mut core, JOB_MAX)
+}
+
 /// The short form of `cargo xtask test reload`.
 #[test]
 fn hundreds_of_reloads_lose_nothing() -> Result<()> {

@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use tally_admin::Source;
 use tally_admin::{Active, Disabled, LastDisabled, LoadFailure, LoadedBecause, PolicyRecord};
+use tally_trust::Digest;
 use tally_wasm_host::{Cancel, Compiled, ComponentFile, LastFault, Restored, Saved, WasmPolicy};
 use tokio::sync::Notify;
 
@@ -112,6 +113,12 @@ impl Ready {
     fn content(&self) -> Content {
         Content { digest: self.program.digest().into(), config_text: self.config_text.clone() }
     }
+}
+
+/// What files hold, without compiling it.
+fn content(files: PolicyFiles) -> Content {
+    let digest = Digest::of(&files.component).hex();
+    Content { digest, config_text: files.config_text }
 }
 
 fn compile(loader: &Loader, files: PolicyFiles, cancel: &Cancel) -> Result<Ready, String> {
@@ -258,6 +265,20 @@ impl PolicySlot {
         self.follows_own.set(self.own_seen.borrow().as_ref() == Some(asked_for));
     }
 
+    /// They do also if they have become that, and nobody has noticed yet.
+    async fn follow_own_as_it_is(&self, asked_for: &Content) {
+        let Ok(source) = self.configured.source() else { return };
+        if self.follows_own.get() {
+            return;
+        }
+        let bytes_max = self.configured.limits.component_bytes_max;
+        let read = aside(move || PolicyFiles::read_own(&source, bytes_max).map(content)).await;
+        if read.as_ref() == Ok(asked_for) {
+            *self.own_seen.borrow_mut() = read.ok();
+            self.follows_own.set(true);
+        }
+    }
+
     /// The policy of this generation was disabled, and the built-in rule serves: put
     /// the last good one back, as the configuration says, after a while if this has
     /// happened before. Ends early if another policy comes meanwhile, and waits for the end of an A/B test, which may
@@ -289,6 +310,7 @@ impl PolicySlot {
         if self.disabling.restore == Restore::BuiltIn {
             return;
         }
+        let mut row = row;
         loop {
             let again = self.history.borrow().last_good().is_none();
             let delay = self.disabling.delay(row, again);
@@ -318,6 +340,10 @@ impl PolicySlot {
                     // It started once; now it counts as bad as the other.
                     let how = Disabled { kind: "start".into(), message, at_unix_s: now_unix_s() };
                     self.history.borrow_mut().disabled(from, how);
+                }
+                // It is tried again, ever later.
+                Err(SlotError::Load(_) | SlotError::Ask(AskError::Busy)) => {
+                    row = row.saturating_add(1);
                 }
                 _ => return,
             }

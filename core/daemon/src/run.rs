@@ -12,7 +12,7 @@ use crate::control::connection::Listener;
 use crate::control::journal::Journal;
 use crate::control::registry::Registry;
 use crate::control::{self, Places, Plane};
-use crate::dispatch::control::Control;
+use crate::dispatch::control::{AskError, Control};
 use crate::dispatch::{self, Handle, Settings};
 use crate::error::CoreError;
 use crate::gpus::Gpus;
@@ -42,6 +42,8 @@ use tokio::task::LocalSet;
 
 /// How often it is looked whether the sockets' files are still there.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long until a full channel to the dispatch thread is tried again.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Run a core until it is told to stop.
 ///
@@ -290,9 +292,15 @@ async fn drain(plane: &Plane, signals: &mut Signals) -> Result<(), CoreError> {
         _ = plane.profiles.gather(&plane.control) => {}
         () = second_stop(signals) => return Ok(()),
     }
-    let drained = plane
-        .control
-        .ask(|done| Control::Drain { within: Duration::from_millis(DRAIN_MS_MAX), done });
+    let drained = async {
+        loop {
+            let within = Duration::from_millis(DRAIN_MS_MAX);
+            match plane.control.ask(|done| Control::Drain { within, done }).await {
+                Err(AskError::Busy) => tokio::time::sleep(ASK_AGAIN).await,
+                drained => return drained,
+            }
+        }
+    };
     tokio::select! {
         drained = drained => match drained {
             Ok(true) => tracing::info!("drained"),

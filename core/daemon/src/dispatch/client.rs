@@ -21,6 +21,7 @@ use super::service::Service;
 pub use super::share::Share;
 use super::share::UserPass;
 use super::standstill::Standstill;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use tally_contract::objective::{Objective, tpot_of_labels};
@@ -112,7 +113,9 @@ pub struct DispatchClient {
     stands: bool,
     busy_periods: u64,
     /// Time that it had been busy when it registered, ns: under other cores. With what of a period was over then.
-    pub busy_before_ns: u64,
+    busy_before_ns: u64,
+    /// What was told of that last: a period may be over and not counted yet.
+    busy_told_ns: Cell<u64>,
     activity_looked_ns: u64,
     turnarounds_seen: u64,
     limit_costs_seen: u64,
@@ -123,11 +126,13 @@ pub struct DispatchClient {
 
 /// For how long a client has been busy, by its own account. Of a period, a shim counts the length when it ends.
 fn busy_ns(activity: &Activity, now_ns: u64) -> u64 {
-    let open_ns = match activity.busy_streams.load(SeqCst) {
-        0 => 0,
-        _ => now_ns.saturating_sub(activity.busy_since_ns.load(Relaxed)),
-    };
-    activity.busy_total_ns.load(Relaxed).saturating_add(open_ns)
+    let total_ns = activity.busy_total_ns.load(Relaxed);
+    let is_busy = activity.busy_streams.load(SeqCst) != 0;
+    let since_ns = activity.busy_since_ns.load(Relaxed);
+    // Else it is the beginning of the period before.
+    let is_open = is_busy && since_ns >= activity.idle_since_ns.load(Relaxed);
+    let open_ns = if is_open { now_ns.saturating_sub(since_ns) } else { 0 };
+    total_ns.saturating_add(open_ns)
 }
 
 impl DispatchClient {
@@ -172,6 +177,7 @@ impl DispatchClient {
             stands: false,
             busy_periods,
             busy_before_ns,
+            busy_told_ns: Cell::new(0),
             activity_looked_ns: now_ns,
             turnarounds_seen: link_turnarounds,
             limit_costs_seen: 0,
@@ -182,6 +188,15 @@ impl DispatchClient {
             probe: Probe::new(now_ns, settings.probe_after_ns),
             standstill: Standstill::default(),
         }
+    }
+
+    /// For how long it has been busy since it registered, by its own account, with the open period. Never less than
+    /// what was told before: a period that ends is counted a moment later.
+    pub fn busy_ns(&self, now_ns: u64) -> u64 {
+        let all_ns = busy_ns(&self.link.region.activity, now_ns);
+        let told_ns = self.busy_told_ns.get().max(all_ns.saturating_sub(self.busy_before_ns));
+        self.busy_told_ns.set(told_ns);
+        told_ns
     }
 
     pub fn id(&self) -> u32 {

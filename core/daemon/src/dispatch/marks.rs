@@ -104,9 +104,13 @@ impl Times {
     }
 
     fn turn(&mut self, now_ns: u64) {
-        if now_ns.saturating_sub(self.turned_ns) >= STRETCH_NS {
+        let passed_ns = now_ns.saturating_sub(self.turned_ns);
+        if passed_ns >= STRETCH_NS {
             self.turned_ns = now_ns;
             self.end_stretch();
+            if passed_ns >= 2 * STRETCH_NS {
+                self.end_stretch();
+            }
         }
     }
 
@@ -254,6 +258,9 @@ impl Marks {
         self.tokens_ended.clear();
         (self.is_first, self.is_first_token) = (false, false);
         self.sampled.begin_pass();
+        for times in [&mut self.tokens, &mut self.prefills].into_iter().flatten() {
+            times.turn(now_ns);
+        }
         let had_requests = self.has_requests;
         let changes = from.changes.load(Acquire);
         if changes != self.changes {

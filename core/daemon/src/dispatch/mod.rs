@@ -1,7 +1,7 @@
 //! The dispatch thread: owns the engine and every client's shared memory.
 //!
-//! One pass of its loop: high-priority activity, completions, submissions, time,
-//! answers. After `spin` without anything new it parks:
+//! One pass of its loop: high-priority activity, completions, time, submissions; answers
+//! go out after each. After `spin` without anything new it parks:
 //!
 //! ```text
 //! passes --(idle for `spin`)--> set `parked` in every client's region

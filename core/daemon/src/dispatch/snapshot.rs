@@ -168,7 +168,7 @@ impl ClientNumbers {
                 waits_for: None,
             }),
             read_ns,
-            shim: shim_counts(region, client.busy_before_ns),
+            shim: shim_counts(region, client.busy_ns(read_ns)),
             report: ReportWords::read(&region.report),
             oddities: client.oddities,
             standstills: client.standstills(),
@@ -188,7 +188,7 @@ fn turnarounds(all: &Turnarounds) -> (u64, u64) {
     (rank(50).unwrap_or(0), rank(99).unwrap_or(0))
 }
 
-fn shim_counts(region: &ClientRegion, busy_before_ns: u64) -> ShimCounts {
+fn shim_counts(region: &ClientRegion, busy_total_ns: u64) -> ShimCounts {
     let (c, a) = (&region.counters, &region.activity);
     let (turnaround_p50_ns, turnaround_p99_ns) = turnarounds(&region.turnarounds);
     let word = |w: &AtomicU64| w.load(Relaxed);
@@ -219,7 +219,7 @@ fn shim_counts(region: &ClientRegion, busy_before_ns: u64) -> ShimCounts {
         turnaround_p99_ns,
         limit_cost_ns: limit_cost_ns(&region.limit_costs),
         busy: word(&a.busy_streams) != 0,
-        busy_total_ns: word(&a.busy_total_ns).saturating_sub(busy_before_ns),
+        busy_total_ns,
         busy_periods: word(&a.busy_periods),
     }
 }
@@ -463,16 +463,6 @@ mod tests {
             COMPARISONS.set(COMPARISONS.get() + 1);
             self.0.cmp(&other.0)
         }
-    }
-
-    /// A shim goes on counting from one core to the next.
-    #[test]
-    fn time_busy_under_another_core_is_not_charged() {
-        let (fd, theirs) = tally_ipc::map::create_client().unwrap();
-        let region = tally_ipc::map::open_client(rustix::fd::AsFd::as_fd(&fd)).unwrap();
-        let counts = |before_ns| shim_counts(&region, before_ns).busy_total_ns;
-        theirs.activity.busy_total_ns.store(12, Relaxed);
-        assert_eq!((counts(0), counts(5), counts(13)), (12, 7, 0));
     }
 
     #[test]

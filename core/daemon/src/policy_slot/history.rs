@@ -176,8 +176,7 @@ impl<P: Clone> History<P> {
         self.entries.iter().rev().find_map(|entry| entry.saved.clone())
     }
 
-    /// The last policy before the active one that differs from it and was not disabled
-    /// out.
+    /// The last policy before the active one that differs from it and was not disabled.
     pub fn last_good(&self) -> Option<Kept<P>> {
         let active = self.entries.back()?.content();
         self.before(u64::MAX, &active)

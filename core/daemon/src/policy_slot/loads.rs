@@ -122,11 +122,12 @@ impl PolicySlot {
         };
         let active = self.put(control, ready, next).await?;
         self.follow_own_if(&content);
+        self.follow_own_as_it_is(&content).await;
         Ok(active)
     }
 
     /// Load the policy that the core was started with again. [`Trigger::Changed`] does nothing
-    /// while another was asked for, and waits for loads that somebody asked for.
+    /// while another was asked for, and waits for loads that somebody asked for and for the end of an A/B test.
     ///
     /// # Errors
     /// If it cannot be loaded; the active one stays.
@@ -145,6 +146,10 @@ impl PolicySlot {
             match self.load_own_once(control, trigger).await {
                 // If that one is not loaded, this is still the policy that is wanted.
                 Err(SlotError::Superseded { by: By::Load, .. }) if trigger == Trigger::Changed => {}
+                // The test may leave the policy that the file had.
+                Err(SlotError::Experiment) if trigger == Trigger::Changed => {
+                    drop(self.turn_after_experiment().await);
+                }
                 outcome => return outcome,
             }
         }
@@ -166,6 +171,10 @@ impl PolicySlot {
         let (ready, begun, _turn) = compiled.await?;
         let content = ready.content();
         if trigger == Trigger::Changed {
+            // Another was asked for, and became active, while this one was compiled.
+            if !self.follows_own.get() {
+                return Ok(self.active());
+            }
             if self.own_seen.borrow().as_ref() == Some(&content) {
                 return Ok(self.active());
             }

@@ -21,11 +21,16 @@ impl Budget {
         Budget { percent, from_wall_ns: wall_ns, from_cpu_ns: cpu_ns, over_since_ns: None }
     }
 
-    /// Whether there is time for a decision.
-    pub fn may_decide(&mut self, wall_ns: u64, cpu_ns: u64) -> bool {
+    /// CPU time that may have been used, and that was.
+    fn allowed_and_spent(&self, wall_ns: u64, cpu_ns: u64) -> (u64, u64) {
         let passed_ns = wall_ns.saturating_sub(self.from_wall_ns);
         let spent_ns = cpu_ns.saturating_sub(self.from_cpu_ns);
-        let allowed_ns = (passed_ns as f64 * self.percent / 100.0) as u64;
+        ((passed_ns as f64 * self.percent / 100.0) as u64, spent_ns)
+    }
+
+    /// Whether there is time for a decision.
+    pub fn may_decide(&mut self, wall_ns: u64, cpu_ns: u64) -> bool {
+        let (allowed_ns, spent_ns) = self.allowed_and_spent(wall_ns, cpu_ns);
         if allowed_ns > spent_ns.saturating_add(BURST_NS) {
             // What was not used long ago is not saved up.
             self.from_wall_ns = wall_ns;
@@ -42,9 +47,13 @@ impl Budget {
         may
     }
 
-    /// It has been beyond its share for so long that events alone must be the reason.
-    pub fn is_hopeless(&self, wall_ns: u64) -> bool {
-        self.over_since_ns.is_some_and(|since| wall_ns.saturating_sub(since) > OVER_NS_MAX)
+    /// It has been beyond its share for so long, and still is, that events alone must be the reason.
+    pub fn is_hopeless(&self, wall_ns: u64, cpu_ns: impl FnOnce() -> u64) -> bool {
+        let is_long = |since| wall_ns.saturating_sub(since) > OVER_NS_MAX;
+        self.over_since_ns.is_some_and(is_long) && {
+            let (allowed_ns, spent_ns) = self.allowed_and_spent(wall_ns, cpu_ns());
+            spent_ns > allowed_ns.saturating_add(BURST_NS)
+        }
     }
 
     /// This much was spent on something that does not count (compiling).
@@ -68,7 +77,7 @@ mod tests {
             if budget.may_decide(wall, cpu) {
                 (wall, cpu, made) = (wall + MS, cpu + MS, made + 1);
             }
-            assert!(!budget.is_hopeless(wall), "decisions are what is left out");
+            assert!(!budget.is_hopeless(wall, || cpu), "decisions are what is left out");
         }
         made
     }
@@ -101,8 +110,12 @@ mod tests {
             cpu += 300 * MS;
             let wall = second * 1_000 * MS;
             let _ = budget.may_decide(wall, cpu);
-            assert_eq!(budget.is_hopeless(wall), second > 5, "second {second}");
+            assert_eq!(budget.is_hopeless(wall, || cpu), second > 5, "second {second}");
         }
+        // A pause in which nothing is to be decided is no reason.
+        let mut budget = Budget::new(5.0, 0, 0);
+        assert!(!budget.may_decide(0, 40 * MS));
+        assert!(!budget.is_hopeless(6_000 * MS, || 40 * MS));
         let mut budget = Budget::new(5.0, 0, 0);
         budget.forgive(900 * MS);
         assert!(budget.may_decide(1_000 * MS, 940 * MS));

@@ -24,6 +24,7 @@ use tally_decision_log::recorder::Described;
 use tally_decision_log::{Header, Recorder, Tap, TapOptions, TapReader};
 use tally_engine::policy::Subscriptions;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 /// The contract that this core speaks.
 const CONTRACT: &str = "tally:policy@0.1.0";
@@ -63,6 +64,9 @@ pub(crate) type Wish = Arc<Notify>;
 pub struct Recordings {
     file: RefCell<Option<FileRecording>>,
     shadow: RefCell<Option<Shadow>>,
+    /// What waits until they wish to end.
+    file_wish: RefCell<Option<AbortHandle>>,
+    shadow_wish: RefCell<Option<AbortHandle>>,
     taps: Cell<u64>,
     /// Held while a recording or a shadow is started, because the dispatch thread is asked meanwhile.
     busy: tokio::sync::Mutex<()>,
@@ -97,6 +101,8 @@ impl Recordings {
         let recordings = Recordings {
             file: RefCell::default(),
             shadow: RefCell::default(),
+            file_wish: RefCell::default(),
+            shadow_wish: RefCell::default(),
             taps: Cell::new(0),
             busy: tokio::sync::Mutex::default(),
         };
@@ -162,7 +168,7 @@ impl Recordings {
             FileRecording::start(id, file, &header(config), &request, config, reader, wish.clone())
                 .map_err(|e| RecordError::Request(e.to_string()))?;
         control.ask(|done| Control::Tap { tap: Box::new(tap), done }).await?;
-        untap_when_wished(control.clone(), id, wish);
+        *self.file_wish.borrow_mut() = Some(untap_when_wished(control.clone(), id, wish));
         let status = recording.status();
         *self.file.borrow_mut() = Some(recording);
         Ok(status)
@@ -182,6 +188,7 @@ impl Recordings {
             return Err(RecordError::NotRunning("nothing is being recorded"));
         };
         untap(control, id).await?;
+        no_longer(&self.file_wish);
         if over_within(STOP_MAX, || self.records()).await {
             return Ok(self.status());
         }
@@ -236,7 +243,7 @@ impl Recordings {
         let shadow = Shadow::start(id, component, cpu_percent, reader, wish.clone())
             .map_err(|e| RecordError::Request(e.to_string()))?;
         control.ask(|done| Control::Tap { tap: Box::new(tap), done }).await?;
-        untap_when_wished(control.clone(), id, wish);
+        *self.shadow_wish.borrow_mut() = Some(untap_when_wished(control.clone(), id, wish));
         let status = shadow.status();
         *self.shadow.borrow_mut() = Some(shadow);
         Ok(status)
@@ -256,6 +263,7 @@ impl Recordings {
             return Err(RecordError::NotRunning("no shadow is running"));
         };
         untap(control, id).await?;
+        no_longer(&self.shadow_wish);
         let running = || self.shadow.borrow().as_ref().is_some_and(Shadow::is_running);
         if over_within(STOP_MAX, running).await {
             return Ok(self.shadow_status().unwrap_or_default());
@@ -302,8 +310,9 @@ async fn untap(control: &ControlSender, id: u64) -> Result<(), AskError> {
     Ok(())
 }
 
-fn untap_when_wished(control: ControlSender, id: u64, wish: Wish) {
-    tokio::task::spawn_local(async move {
+/// Waits until a reader wishes to end, which it never does if it was ended.
+fn untap_when_wished(control: ControlSender, id: u64, wish: Wish) -> AbortHandle {
+    let wait = tokio::task::spawn_local(async move {
         wish.notified().await;
         loop {
             match untap(&control, id).await {
@@ -312,4 +321,11 @@ fn untap_when_wished(control: ControlSender, id: u64, wish: Wish) {
             }
         }
     });
+    wait.abort_handle()
+}
+
+fn no_longer(wish: &RefCell<Option<AbortHandle>>) {
+    if let Some(wait) = wish.take() {
+        wait.abort();
+    }
 }

@@ -214,7 +214,7 @@ impl Watching {
     fn see(&mut self, bytes: &[u8]) {
         let may_decide = bytes.first() != Some(&kind::DECIDE)
             || self.budget.may_decide(now_ns(), thread_cpu_ns());
-        if self.budget.is_hopeless(now_ns()) {
+        if self.budget.is_hopeless(now_ns(), thread_cpu_ns) {
             return self.wish_to_end(
                 "events alone take more than its share of a CPU: raise --cpu-percent",
             );

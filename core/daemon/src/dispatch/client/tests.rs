@@ -216,14 +216,30 @@ fn a_client_that_stops_with_a_launch_in_flight_is_waited_for_no_longer() {
 
 /// A shim counts a period of activity when it ends.
 #[test]
-fn time_busy_before_a_client_registered_has_the_open_period() {
+fn busy_time_has_the_open_period_and_never_falls() {
     let hostile = Hostile::new(true);
-    let activity = &hostile.theirs.activity;
+    let (client, activity) = (&hostile.client, &hostile.theirs.activity);
     activity.busy_total_ns.store(12, SeqCst);
+    activity.idle_since_ns.store(90, SeqCst);
     activity.busy_since_ns.store(100, SeqCst);
-    assert_eq!(busy_ns(activity, 150), 12);
+    assert_eq!((busy_ns(activity, 150), client.busy_ns(150)), (12, 12));
     activity.busy_streams.store(1, SeqCst);
     assert_eq!((busy_ns(activity, 150), busy_ns(activity, 50)), (62, 12));
+    assert_eq!(client.busy_ns(150), 62);
+    // It ends, and is counted a moment later.
+    activity.busy_streams.store(0, SeqCst);
+    assert_eq!(client.busy_ns(160), 62);
+    activity.busy_total_ns.store(72, SeqCst);
+    assert_eq!(client.busy_ns(170), 72);
+    // The next one has begun, but not said when.
+    activity.idle_since_ns.store(160, SeqCst);
+    activity.busy_streams.store(1, SeqCst);
+    assert_eq!(client.busy_ns(180), 72);
+    // Under an earlier core.
+    let mut hostile = Hostile::new(true);
+    hostile.client.busy_before_ns = 5;
+    hostile.theirs.activity.busy_total_ns.store(12, SeqCst);
+    assert_eq!(hostile.client.busy_ns(150), 7);
 }
 
 /// It launched all of them long ago.
