@@ -41,7 +41,7 @@ pub use shares::Shares;
 pub use yields::Yields;
 
 use saved::SavedRounds;
-use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, host};
+use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, UNKNOWN, host};
 
 /// Clients that take part; nobody is held for further ones, nor they for anybody, until others leave.
 const MEMBERS_MAX: usize = 64;
@@ -70,6 +70,10 @@ const PAUSE_NS: u64 = 100_000;
 pub const PATIENCE_PERCENT: u64 = 2;
 /// As much of it is saved up.
 const PATIENCE_NS_MAX: u64 = 20 * PAUSE_NS;
+/// Launches of a lease where several share, at most and at least. They fit a client's window.
+const LEASE_LAUNCHES: (u64, u64) = (8, 32);
+/// The longest launch of late is forgotten by one part in so many with each launch.
+const FORGETS: u64 = 32;
 /// What a saved state says of a client's debt and lost time is believed up to so many rounds: any policy may have
 /// written it.
 const RESTORED_ROUNDS: u64 = 4;
@@ -93,6 +97,8 @@ struct Member {
     returns_soon: bool,
     /// It was read from a saved state and has not been looked at since.
     is_restored: bool,
+    /// The longest of its latest launches that were asked about.
+    longest_ns: u64,
 }
 
 impl Member {
@@ -109,6 +115,7 @@ impl Member {
             active_ns: 0,
             returns_soon: false,
             is_restored: false,
+            longest_ns: 0,
         }
     }
 
@@ -134,14 +141,14 @@ impl Member {
         self.lost_ns = self.lost_ns.clamp(-lost_ns, lost_ns);
     }
 
-    /// What it did in the `passed_ns` since it was looked at last.
-    fn look(&mut self, state: &ClientState, now_ns: u64, passed_ns: u64) {
+    /// What it did in the `waited_ns` since it was looked at last.
+    fn look(&mut self, state: &ClientState, now_ns: u64, waited_ns: u64) {
         let was_backlogged = self.is_backlogged();
         let now = Used { charged_ns: state.charged_ns, in_flight_ns: state.in_flight_ns };
         let before = self.used.replace(now).unwrap_or(now);
         self.credit_ns = self.credit_ns.saturating_sub(more(now.all_ns(), before.all_ns()));
         let got_ns = more(now.charged_ns, before.charged_ns);
-        let backlogged_ns = if was_backlogged { passed_ns } else { 0 };
+        let backlogged_ns = if was_backlogged { waited_ns } else { 0 };
         self.lost_ns = self.lost_ns.saturating_sub(got_ns).saturating_add_unsigned(backlogged_ns);
         self.waits = state.waiting_since_ns != NEVER;
         self.in_flight = state.in_flight > 0;
@@ -208,6 +215,8 @@ pub struct Rounds {
     seen_ns: u64,
     /// Predicted GPU time of what was started since.
     ahead_ns: u64,
+    /// Until then leases are not given, for a launch was held.
+    asked_until_ns: u64,
 }
 
 impl Rounds {
@@ -274,7 +283,9 @@ impl Rounds {
         self.members[me].waits = true;
         let wait = if self.one_at_a_time { self.not_its_turn(me) } else { self.without_credit(me) };
         self.is_patient = matches!(wait, Some(Wait::Idle(_)));
-        Some(match wait? {
+        let wait = wait?;
+        self.asked_until_ns = launch.now_ns.saturating_add(self.turn_ns);
+        Some(match wait {
             Wait::Queue(ns) => {
                 let most_ns = HOLD_NS.1 * (self.members.len() as u64).div_ceil(HELD);
                 Decision::Hold(ns.clamp(HOLD_NS.0, most_ns))
@@ -283,6 +294,24 @@ impl Rounds {
             // Those others may launch meanwhile, and idle again.
             Wait::Idle(ns) => Decision::HoldUntilCompletion(ns.max(1)),
         })
+    }
+
+    /// Side by side, and while nobody has to wait for anybody: launches that may follow this one unasked. A program
+    /// that its own CPU limits is slowed down by being asked about each.
+    pub fn lease(&mut self, launch: &Launch) -> u32 {
+        let found = self.members.binary_search_by_key(&launch.client, |member| member.id);
+        let (Ok(me), true) = (found, launch.predicted_ns != UNKNOWN) else { return 0 };
+        let window_ns = self.window_ns();
+        let mine = &mut self.members[me];
+        let shorter_ns = mine.longest_ns - mine.longest_ns.div_ceil(FORGETS);
+        mine.longest_ns = launch.predicted_ns.max(shorter_ns);
+        let launches = (window_ns / mine.longest_ns).min(LEASE_LAUNCHES.1);
+        if self.one_at_a_time || launches < LEASE_LAUNCHES.0 || launch.now_ns < self.asked_until_ns
+        {
+            return 0;
+        }
+        self.ahead_ns = self.ahead_ns.saturating_add(launches.saturating_mul(launch.predicted_ns));
+        launches as u32
     }
 
     /// A launch starts although its client may have no credit: there is room for it beside the others. What its client
@@ -319,26 +348,44 @@ impl Rounds {
             self.divide();
         }
         let now_ns = launch.now_ns;
-        let passed_ns = now_ns.saturating_sub(self.seen_ns).min(launch.high_idle_ns);
+        let states = host::clients();
+        let wall_ns = now_ns.saturating_sub(self.seen_ns);
+        // Beside active high-priority work, what they got is all that is known of the time that they had. Who waits
+        // loses all of it.
+        let passed_ns = wall_ns.min(launch.high_idle_ns.max(self.got_ns(&states)));
+        let waited_ns = if launch.high_active() { wall_ns } else { passed_ns };
         self.seen_ns = now_ns;
         self.ahead_ns = 0;
         self.left_ns = self.left_ns.saturating_sub(passed_ns);
         self.drain_ns = self.drain_ns.saturating_sub(passed_ns);
         let earned_ns = passed_ns / (100 / PATIENCE_PERCENT);
-        let spent_ns = if self.is_patient { passed_ns } else { 0 };
+        let spent_ns = match self.is_patient {
+            true => waited_ns,
+            false => 0,
+        };
         let patience_ns = self.patience_ns.saturating_add(earned_ns).saturating_sub(spent_ns);
         self.patience_ns = patience_ns.min(PATIENCE_NS_MAX);
         let (round_ns, turn_ns) = (self.round_ns(), self.turn_ns);
-        for state in host::clients() {
+        for state in &states {
             if let Ok(at) = self.members.binary_search_by_key(&state.id, |member| member.id) {
                 let member = &mut self.members[at];
-                member.look(&state, now_ns, passed_ns);
+                member.look(state, now_ns, waited_ns);
                 if std::mem::take(&mut member.is_restored) {
                     // The saved usage, from which the core's differs, may be invented.
                     member.bound(round_ns, turn_ns);
                 }
             }
         }
+    }
+
+    /// GPU time that all of them were charged since they were looked at.
+    fn got_ns(&self, states: &[ClientState]) -> u64 {
+        let got_ns = |state: &ClientState| {
+            let at = self.members.binary_search_by_key(&state.id, |member| member.id).ok()?;
+            let before_ns = self.members[at].used?.charged_ns;
+            Some(state.charged_ns.saturating_sub(before_ns))
+        };
+        states.iter().filter_map(got_ns).fold(0, u64::saturating_add)
     }
 
     /// Side by side: for what a client without credit waits.

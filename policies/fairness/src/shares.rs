@@ -17,6 +17,8 @@ pub struct Shares {
     pub floors: Floors,
     /// Contexts take turns. Known from the first client on.
     pub time_sliced: bool,
+    /// Several share, and have had leases since a high-priority client joined.
+    has_leases: bool,
     /// The timer of [`Floors::wake`]; `None`: nobody is ever asked to yield.
     timer: Option<u64>,
     /// What was saved of rounds and floors, until the first client joins.
@@ -45,6 +47,8 @@ impl Shares {
         self.clients.joined(client);
         if client.class == PriorityClass::BestEffort {
             self.rounds.joined(client);
+        } else if std::mem::take(&mut self.has_leases) {
+            self.clients.best_effort_ids().for_each(host::revoke_lease);
         }
     }
 
@@ -113,6 +117,21 @@ impl Shares {
     /// Launches of a lease: none where several share, for each launch has to be asked about.
     pub fn lease(&self, launches: u32) -> u32 {
         if self.rounds.is_shared() { 0 } else { launches }
+    }
+
+    /// Launches that may follow this one unasked, where it waits for no high-priority work: so many, or a few where
+    /// several share.
+    pub fn lease_behind(&mut self, launch: &Launch, launches: u32) -> u32 {
+        if !self.rounds.is_shared() {
+            return launches;
+        }
+        // What a client with a floor has had is looked at with each launch.
+        if launches == 0 || self.floors.concern(launch) {
+            return 0;
+        }
+        let few = self.rounds.lease(launch);
+        self.has_leases |= few > 0;
+        few.min(launches)
     }
 
     /// A client's window: where several share, no more than others may have to wait for.

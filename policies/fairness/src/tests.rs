@@ -6,6 +6,7 @@ use super::*;
 use proptest::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use tally_sdk::LaunchState;
 use tally_sdk::PriorityClass::BestEffort;
 use tally_sdk::testing::{client, client_state, launch, set_clients};
 
@@ -41,6 +42,7 @@ struct State {
     /// Of the next question; earlier ones are outdated.
     question: u64,
     longest_wait_ns: u64,
+    leased: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,6 +61,11 @@ struct Bench {
     now_ns: u64,
     changes: u32,
     last: usize,
+    /// High-priority work is active all the time, beside the programs.
+    beside_high: bool,
+    /// Leases are given, and launches that were asked about.
+    leases: bool,
+    asked: u32,
 }
 
 impl Bench {
@@ -76,6 +83,9 @@ impl Bench {
             now_ns: 0,
             changes: 0,
             last: 0,
+            beside_high: false,
+            leases: false,
+            asked: 0,
         };
         for (at, program) in programs.iter().enumerate() {
             bench.ask(at, program.works_ns.0);
@@ -127,7 +137,24 @@ impl Bench {
         };
         set_clients(self.states.iter().enumerate().map(state).collect());
         let (client, predicted_ns) = (at as u32, program.kernel_ns);
-        let decision = self.rounds.hold(&Launch { client, now_ns, predicted_ns, ..launch() });
+        let mut asked = Launch { client, now_ns, predicted_ns, ..launch() };
+        if self.beside_high {
+            (asked.high_idle_ns, asked.state) = (0, LaunchState::HIGH_ACTIVE);
+        }
+        let decision = match self.states[at].leased.checked_sub(1) {
+            Some(left) => {
+                self.states[at].leased = left;
+                None
+            }
+            None => {
+                self.asked += 1;
+                let hold = self.rounds.hold(&asked);
+                if self.leases && hold.is_none() {
+                    self.states[at].leased = self.rounds.lease(&asked);
+                }
+                hold
+            }
+        };
         let state = &mut self.states[at];
         state.longest_wait_ns = state.longest_wait_ns.max(now_ns - since_ns);
         state.holds_until_completion = matches!(decision, Some(Decision::HoldUntilCompletion(_)));
@@ -201,6 +228,47 @@ fn time_goes_by_weight_whatever_the_kernels_take() {
             }
         }
     }
+}
+
+#[test]
+fn time_goes_by_weight_beside_high_priority_work_that_never_pauses() {
+    for (first, second) in [(200 * US, 200 * US), (20 * US, 2 * MS), (2 * MS, 20 * US)] {
+        let programs = [ahead(3, first), ahead(1, second)];
+        let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
+        bench.beside_high = true;
+        bench.run_until(2 * SECOND);
+        ratio_is(&bench, 3.0, 0.06);
+        assert!(bench.busy() > 0.98, "{}", bench.busy());
+    }
+    // Who waits for each launch holds nobody back for long.
+    let mut bench =
+        Bench::new(Rounds::side_by_side(TURN), &[one_by_one(3, 200 * US, 5 * MS), ahead(1, MS)]);
+    bench.beside_high = true;
+    bench.run_until(2 * SECOND);
+    assert!(bench.busy() > 0.9, "{}", bench.busy());
+}
+
+#[test]
+fn leases_leave_shares_by_weight_and_spare_programs_that_their_cpu_limits_the_questions() {
+    for kernel_ns in [20 * US, 200 * US] {
+        let mut bench =
+            Bench::new(Rounds::side_by_side(TURN), &[ahead(3, kernel_ns), ahead(1, kernel_ns)]);
+        bench.leases = true;
+        bench.run_until(2 * SECOND);
+        ratio_is(&bench, 3.0, 0.08);
+    }
+    let programs = [one_by_one(1, 10 * US, 30 * US), one_by_one(3, 10 * US, 30 * US)];
+    let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
+    bench.leases = true;
+    bench.run_until(SECOND);
+    let launches = (bench.charged_ns().iter().sum::<u64>() / (10 * US)) as u32;
+    assert!(launches > 40_000 && bench.asked * 8 < launches, "{} of {launches}", bench.asked);
+    // Long kernels are asked about.
+    let programs = [one_by_one(1, MS, MS), one_by_one(1, MS, MS)];
+    let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
+    bench.leases = true;
+    bench.run_until(SECOND);
+    assert!(bench.states.iter().all(|state| state.leased == 0));
 }
 
 #[test]

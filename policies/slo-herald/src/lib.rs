@@ -275,7 +275,7 @@ impl Herald {
         }
         if let Some(sms) = beside {
             for service in &mut self.services {
-                service.spend(launch.now_ns, 0);
+                service.spend(launch.now_ns, 0, is_due);
                 service.share.limited();
             }
             self.counters.add(BESIDE, 1);
@@ -285,7 +285,8 @@ impl Herald {
         }
         if within {
             let charge_ns = for_floor.map_or(charge_ns, of_all);
-            self.services.iter_mut().for_each(|service| service.spend(launch.now_ns, charge_ns));
+            let spend = |one: &mut Service| one.spend(launch.now_ns, charge_ns, is_due);
+            self.services.iter_mut().for_each(spend);
         }
         self.counters.add(if within { WITHIN } else { BETWEEN }, 1);
         let reason = if within { Reason::Spare } else { Reason::Between };
@@ -338,7 +339,7 @@ impl Herald {
             service.let_in(launch.now_ns, ns, within);
             service.under_way(until_ns);
             if within {
-                service.spend(launch.now_ns, ns);
+                service.spend(launch.now_ns, ns, false);
             }
         }
         self.counters.add(LEASED, launches.into());

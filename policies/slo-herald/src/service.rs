@@ -360,12 +360,15 @@ impl Service {
         ended_ns.map_or(0, |ns| idle_gap_ns.saturating_sub(now_ns.saturating_sub(ns)))
     }
 
-    /// Best-effort work of so much GPU time is let in beside the open unit.
-    pub fn spend(&mut self, now_ns: u64, cost_ns: u64) {
+    /// Best-effort work of so much GPU time is let in beside the open unit. `for_floor`: whatever the unit can bear, so
+    /// that it belongs to what units take when they are measured alone.
+    pub fn spend(&mut self, now_ns: u64, cost_ns: u64, for_floor: bool) {
         if let Some(open) = &mut self.open {
             open.left_ns = open.left_ns.saturating_sub(cost_ns);
             open.spent_ns = open.spent_ns.saturating_add(cost_ns);
-            self.let_in_ns = now_ns;
+            if !for_floor {
+                self.let_in_ns = now_ns;
+            }
         }
     }
 

@@ -27,7 +27,7 @@ impl Herald {
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
-        let lease = self.shares.lease(self.settings.lease_launches);
+        let lease = self.shares.lease_behind(launch, self.settings.lease_launches);
         Decision::Run(lease).because(Reason::Alone)
     }
 }

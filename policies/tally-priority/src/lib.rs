@@ -9,7 +9,7 @@
 //!         if high-priority work is active:                   hold until that changes
 //!         if it has been idle for less than idle_gap:        hold for the rest of the gap
 //!     if not due, and other best-effort clients go first:    hold                Rounds::hold, by weight
-//!     if no high-priority client is connected:               run; with a long lease if nobody shares
+//!     if no high-priority client is connected:               run; with a lease, long if nobody shares
 //!     run as form(launch)                                                        Forms::decide
 //!     (a hold lasts at most until its client is due)                             Shares::with_floor
 //!
@@ -146,8 +146,8 @@ impl Priority {
             // Offered again when it ends; no need to ask in between.
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        // Between the kernels of one request high priority is idle for some tens of
-        // microseconds. Started there, a kernel would be in the way of the next.
+        // A program that waits for the GPU within a request launches again some tens of
+        // microseconds later. Started there, a kernel would be in the way.
         let rest_ns = self.settings.idle_gap_ns.saturating_sub(launch.high_idle_ns);
         if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
@@ -156,7 +156,7 @@ impl Priority {
             return hold.because(Reason::NotItsTurn);
         }
         if is_alone {
-            let lease = self.shares.lease(self.settings.lease_launches);
+            let lease = self.shares.lease_behind(launch, self.settings.lease_launches);
             return Decision::Run(lease).because(Reason::Alone);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);

@@ -13,7 +13,7 @@
 //!     else by weight: hold who has had its share while others wait               Rounds::hold
 //!
 //! select(launch):      on how many SMs                                   here: Throughput::select
-//!     all of them; with a lease if there is nobody to share with
+//!     all of them; with a lease if there is nobody to share with, or nobody had to wait for the others of late
 //!
 //! prepare:             take SMs back before a wide launch
 //!     nothing: there is no launch that others have to make way for
@@ -94,7 +94,7 @@ impl Policy for Throughput {
         }
         self.counters.tick(launch.now_ns);
         match self.pick(launch) {
-            Ok(reason) => self.select().because(reason),
+            Ok(reason) => self.select(launch).because(reason),
             Err(hold) => hold.because(Reason::NotItsTurn),
         }
     }
@@ -127,8 +127,8 @@ impl Throughput {
     }
 
     /// On how many SMs a launch runs: on all of them.
-    fn select(&self) -> Decision {
-        Decision::Run(self.shares.lease(self.settings.lease_launches))
+    fn select(&mut self, launch: &Launch) -> Decision {
+        Decision::Run(self.shares.lease_behind(launch, self.settings.lease_launches))
     }
 
     fn set_terms(&mut self) {

@@ -44,8 +44,8 @@ use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
 use tally_sdk::{
     Activity, Answer, Client, ClientId, Counters, Decision, Form, KernelId, Launch, Level,
-    Membership, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, UNKNOWN, Units,
-    WINDOW_OPEN,
+    Membership, NEVER, Policy, PriorityClass, Saved, SharingMode, Stateful, Terms, Timer, UNKNOWN,
+    Units, WINDOW_OPEN,
 };
 
 tally_sdk::reasons! {
@@ -192,7 +192,12 @@ impl TpotFirst {
             return Ok(Place::Between);
         }
         let place = self.select(launch)?;
-        match self.shares.rounds.hold(launch) {
+        if let Place::Overdue = place {
+            return Ok(place);
+        }
+        // Contexts that take turns run beside steps, too, so that all time counts for whose turn it is.
+        let high_idle_ns = if self.shares.time_sliced { NEVER } else { launch.high_idle_ns };
+        match self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch }) {
             Some(hold) => Err(hold.because(Reason::NotItsTurn)),
             None => Ok(place),
         }
@@ -276,7 +281,7 @@ impl TpotFirst {
         if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
             return hold.because(Reason::NotItsTurn);
         }
-        let lease = self.shares.lease(self.settings.lease_launches);
+        let lease = self.shares.lease_behind(launch, self.settings.lease_launches);
         Decision::Run(lease).because(Reason::Alone)
     }
 
@@ -430,7 +435,9 @@ impl Membership for TpotFirst {
             }
             self.settings.turn_ns
         });
-        self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, true));
+        if client.class == PriorityClass::BestEffort {
+            self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, true));
+        }
         if client.class == PriorityClass::High {
             let mut service = Service::new(client.id, self.sm_count, &self.settings);
             service.ask(now_ns);
@@ -440,9 +447,11 @@ impl Membership for TpotFirst {
     }
 
     fn left(&mut self, now_ns: u64, client: ClientId) {
+        if self.shares.clients.best_effort_ids().any(|id| id == client) {
+            self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, false));
+        }
         self.services.retain(|service| service.client != client);
         self.shares.left(client);
-        self.services.iter_mut().for_each(|service| service.neighbours_changed(now_ns, false));
         self.changed();
         if !self.is_in_step(now_ns) {
             self.set_yield(now_ns, false);
