@@ -491,7 +491,8 @@ pub struct CoreRegion {
     pub decisions: [DecisionSlot; RING_SLOTS],
 }
 
-/// The grant on a line of its own: of it a high-priority launch reads one word.
+/// The grant on a line of its own: of it a high-priority launch reads one word. `width_sms` is stored before the
+/// `ticket` that lets launches use it, and loaded after it.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct GrantLine {

@@ -21,6 +21,8 @@ pub const OUT_OF_MEMORY: CuResult = 2;
 pub const NOT_INITIALIZED: CuResult = 3;
 pub const SYMBOL_NOT_FOUND: CuResult = 302;
 pub const NOT_READY: CuResult = 600;
+/// What a capture of a stream forbids.
+pub(crate) const STREAM_CAPTURE_ERRORS: std::ops::RangeInclusive<CuResult> = 900..=908;
 const ALREADY_REGISTERED: CuResult = 712;
 pub const NOT_SUPPORTED: CuResult = 801;
 pub const STREAM_LEGACY: usize = 1;

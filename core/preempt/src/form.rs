@@ -1,6 +1,8 @@
 //! The launches of the transformed forms.
 
-use crate::cuda::{CuResult, LaunchAttribute, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
+use crate::cuda::{
+    CuResult, LaunchAttribute, OUT_OF_MEMORY, Ptr, STREAM_CAPTURE_ERRORS, SUCCESS, driver,
+};
 use crate::host::{self, log};
 use crate::issue::{Again, issue, parameters};
 use crate::launch::{KernelArguments, PlannedLaunch};
@@ -297,12 +299,17 @@ fn failed(
 /// Whether the driver refuses a launch because the context is in error: then it refuses everything else, too.
 fn is_in_error(all: &Parts<'_>, result: CuResult) -> bool {
     let record = |f: unsafe extern "C" fn(Ptr, Ptr) -> CuResult| {
-        let unused = all.events[all.events.len() - 1];
-        // SAFETY: an event of ours, behind those of all parts that were issued; the program's stream.
-        unsafe { f(unused as Ptr, all.stream) }
+        // The last that there is: if it stands behind a part already, it stands behind it still.
+        let last = *all.events.iter().rfind(|event| **event != 0)?;
+        // SAFETY: an event of ours; the program's stream.
+        Some(unsafe { f(last as Ptr, all.stream) })
     };
-    let is_lasting = result != SUCCESS && result != OUT_OF_MEMORY;
-    is_lasting && driver().event_record.map(record) == Some(result)
+    is_lasting(result) && driver().event_record.and_then(record) == Some(result)
+}
+
+/// Whether a refusal may be a context's that is in error, and not a shortage, or a capture's.
+fn is_lasting(result: CuResult) -> bool {
+    result != SUCCESS && result != OUT_OF_MEMORY && !STREAM_CAPTURE_ERRORS.contains(&result)
 }
 
 /// How a grid is sliced.

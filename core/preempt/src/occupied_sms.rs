@@ -68,7 +68,11 @@ pub(crate) fn counted(kernel: usize, blocks: u64, resident: impl FnOnce() -> Opt
 }
 
 /// Whether the GPU cannot hold so many blocks at once.
-fn is_larger(blocks: u64, sms: Option<u64>, resident: impl FnOnce() -> Option<u64>) -> bool {
+pub(crate) fn is_larger(
+    blocks: u64,
+    sms: Option<u64>,
+    resident: impl FnOnce() -> Option<u64>,
+) -> bool {
     match sms {
         // Each holds at least one: the driver need not be asked.
         Some(sms) if blocks <= sms => false,

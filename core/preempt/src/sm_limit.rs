@@ -108,8 +108,11 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         && has_queues(context)
         && match prepare::limitable(kernel, launch.function) {
             Limitable::Never => false,
-            may => transformed::resident_on_all(launch)
-                .is_some_and(|resident| allows(may, blocks_of(launch.grid), resident)),
+            Limitable::Any => transformed::sm_count().is_some(),
+            Limitable::Larger => transformed::sm_count().is_some_and(|sms| {
+                let resident = || transformed::resident_on_all(launch);
+                occupied_sms::is_larger(blocks_of(launch.grid), Some(sms.into()), resident)
+            }),
         }
         && !occupied_sms::may_be_all(stream.slot, largest());
     if fits { CAN_LIMIT } else { 0 }

@@ -163,7 +163,7 @@ pub fn resident_on_all(launch: &KernelArguments) -> Option<u64> {
 
 /// SMs of the GPU whose context is current. `None`: unknown, or it has not as many as the one that the core was told
 /// of, which is the program's first.
-fn sm_count() -> Option<u32> {
+pub(crate) fn sm_count() -> Option<u32> {
     let d = driver();
     let (mut device, mut count) = (0, 0);
     // SAFETY: valid out-pointers.

@@ -107,12 +107,12 @@ static EVENTS: Locked<BTreeMap<usize, Vec<usize>>> = Locked::new(BTreeMap::new()
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slots with events on their way, or launches behind the last of them: bits.
 static TRACKED: AtomicU64 = AtomicU64::new(0);
-/// Between two looks at an event, ns.
+/// When the poller is to look at an event again, ns. It never pauses for longer than its longest nap.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// At least, if its time is not wanted.
+    /// Not before, if the launch's time is not wanted.
     pub least_ns: u64,
-    /// At most, or a 64th of how long it has taken.
+    /// Not after, unless the launch has taken 64 times as long.
     pub most_ns: u64,
 }
 
@@ -329,7 +329,7 @@ pub fn poll_events(client: &ClientRegion, index: usize, goes_there: bool, pace: 
                         true => since_ns / 16,
                         false => (since_ns / 4).max(pace.least_ns),
                     };
-                    // What takes long is not looked at all the while.
+                    // What takes long is looked at more seldom.
                     let later_ns = later_ns.min(pace.most_ns.max(since_ns / 64));
                     let stuck = (since_ns > SM_LIMITED_STUCK_NS).then_some(oldest.number);
                     (Found::Later(later_ns), stuck)

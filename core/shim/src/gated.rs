@@ -36,8 +36,14 @@ use tally_preempt::cuda::{CuResult, SUCCESS, driver};
 use tally_preempt::launch::{PlannedLaunch, Shape, StreamState, Target};
 use tally_preempt::{prepare, settings, sm_limit};
 
-/// A waiting thread asks for the events of its stream at every so many looks for its answer.
+/// A waiting thread asks for the events of its stream at every so many looks for its answer, once it has waited for so
+/// long: most answers come sooner, and would be seen the later by a question's length.
 const LOOKS_PER_POLL: u32 = 4;
+const POLL_AFTER_NS: u64 = 5_000;
+
+/// Calls that may have put something into a launch's stream which is still there: a part of a launch must find room in
+/// it, and it holds about a thousand.
+const ENQUEUED_MAX: u64 = 512;
 
 /// How a launch goes on.
 enum Way {
@@ -267,6 +273,7 @@ impl Gated<'_> {
                     if answer.is_none()
                         && index != OVERFLOW
                         && looks.get().is_multiple_of(LOOKS_PER_POLL)
+                        && now_ns().saturating_sub(start) > POLL_AFTER_NS
                     {
                         // A capture of another thread forbids this one to ask, by default.
                         let pace = completion::Pace::WAITED_FOR;
@@ -373,7 +380,11 @@ impl Gated<'_> {
         let stream = StreamState {
             slot: index,
             context: slot.context.load(Relaxed),
-            backlog: completion::backlog(client, index, slot),
+            // Copies and waits take room in a stream, too.
+            backlog: match completion::enqueued_since_done(index) {
+                ..=ENQUEUED_MAX => completion::backlog(client, index, slot),
+                _ => u32::MAX,
+            },
             is_in_green: slot.green.load(Relaxed) != 0,
             has_attributes: slot.has_attributes.load(Relaxed),
         };

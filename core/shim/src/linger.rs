@@ -6,7 +6,7 @@
 //! So a high-priority program lingers. Before it waits for a stream or an event, this puts behind
 //! what it waits for, in a stream of its own, a kernel of one thread that only lets time pass, and
 //! an empty kernel behind that one, which is what is pending meanwhile. What the program launches
-//! in that time runs beside them, at once.
+//! in that time runs beside them, at once, but for blocks that need all of the SM that the one thread is on.
 //!
 //! Only while a best-effort client is connected: alone, a program pays nothing.
 //!

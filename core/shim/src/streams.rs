@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use tally_ipc::layout::STREAM_SLOTS;
 use tally_preempt::cuda::{
     CuResult, Ptr, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD, SUCCESS, driver,
 };
@@ -118,9 +119,14 @@ fn not_unused(handle: usize) {
 /// Streams of a context that may have work although nothing was launched in them: they have no slots. The legacy stream
 /// is counted in any case, and so is that of each thread that may have used its own.
 pub fn used_without_slot(context: usize) -> u32 {
-    let with_slot: Vec<usize> =
-        slots::in_use().map(|(_, slot)| slot.stream.load(Relaxed)).collect();
-    let own = with_slot.iter().filter(|stream| **stream == STREAM_PER_THREAD).count() as u32;
+    let mut with_slot = [0; STREAM_SLOTS];
+    let (mut count, mut own) = (0, 0);
+    for (_, slot) in slots::in_use() {
+        with_slot[count] = slot.stream.load(Relaxed);
+        own += u32::from(with_slot[count] == STREAM_PER_THREAD);
+        count += 1;
+    }
+    let with_slot = &with_slot[..count];
     let default = u32::from(!with_slot.contains(&STREAM_LEGACY))
         + PER_THREAD.load(Relaxed).saturating_sub(own);
     if USED_COUNT.load(Relaxed) == 0 {

@@ -97,9 +97,13 @@ fn drop_open() {
     }
 }
 
-/// Whether an event in this stream could order streams that were not ordered.
-fn orders_others(stream: usize, context: usize) -> bool {
-    stream == STREAM_LEGACY && slots::has_blocking(context, |_| false)
+/// Whether an event in this stream could order streams that were not ordered: between the legacy stream and those that
+/// wait for it, where another thread may put something in before the event.
+fn orders_others(index: usize, stream: usize, context: usize) -> bool {
+    match stream {
+        STREAM_LEGACY => slots::has_blocking(context, |_| false),
+        _ => SLOTS[index & 63].non_blocking.load(Relaxed) == 0,
+    }
 }
 
 /// The calling thread is about to make launch `number` of a slot, in `stream` (an explicit handle). `is_first`: it is
@@ -127,7 +131,7 @@ fn begin(client: &ClientRegion, index: usize, number: u32, stream: usize) -> boo
         || matches!(context, 0 | MANY_CONTEXTS)
         // Its context may end without a call that names it.
         || slot.green.load(Relaxed) != 0
-        || orders_others(stream, context)
+        || orders_others(index, stream, context)
         || capture::is_active()
         || tools::whole_because() != whole_because::NOTHING
         || slot.word.snapshot().inside() != 1
@@ -203,7 +207,7 @@ pub fn launched(
         && is_next
         && is_alone
         && !capture::is_active()
-        && !orders_others(measured.stream, CONTEXT.load(SeqCst));
+        && !orders_others(index, measured.stream, CONTEXT.load(SeqCst));
     let sms = || sms(client, &(measured.shape)(), measured.target);
     if !(can_record && record(at + 1, measured.stream, sms)) {
         drop_open();

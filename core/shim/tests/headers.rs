@@ -14,10 +14,11 @@ const HEADERS: [(&str, usize, bool); 4] = [
     ("cudaEGL.h", 10, true),
     ("cudaVDPAU.h", 4, false),
 ];
-/// What the headers of CUDA 13.5 have, for machines that lack them.
+/// What uses a stream, of CUDA 13.5, for machines that lack its headers.
 const OF_STREAMS: &str = "\
     cuEventRecord cuEventRecordWithFlags cuGraphLaunch cuGraphUpload cuGraphicsMapResources cuGraphicsUnmapResources \
-    cuLaunchCooperativeKernel cuLaunchGridAsync cuLaunchHostFunc cuLaunchHostFunc_v2 cuLaunchKernel cuMemAllocAsync \
+    cuLaunch cuLaunchGrid cuLaunchCooperativeKernel cuLaunchCooperativeKernelMultiDevice cuLaunchGridAsync \
+    cuLaunchHostFunc cuLaunchHostFunc_v2 cuLaunchKernel cuLaunchKernelEx cuMemAllocAsync \
     cuMemAllocFromPoolAsync cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync \
     cuMemFreeAsync cuMemMapArrayAsync cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync \
     cuMemcpy2DAsync_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeerAsync \
@@ -144,7 +145,14 @@ fn what_used_a_stream_is_replaced() {
     // A thread that has a default stream of its own calls another function.
     let is_shared = |name: &&str| !is_in_table(&format!("{name}_ptsz"));
     let shared: Vec<_> = OF_STREAMS.split_whitespace().filter(is_shared).collect();
-    assert_eq!(shared, ["cuLaunchGridAsync", "cuStreamDestroy_v2"]);
+    let expected = [
+        "cuLaunch",
+        "cuLaunchGrid",
+        "cuLaunchCooperativeKernelMultiDevice",
+        "cuLaunchGridAsync",
+        "cuStreamDestroy_v2",
+    ];
+    assert_eq!(shared, expected);
 }
 
 #[test]
