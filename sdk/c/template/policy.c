@@ -14,7 +14,7 @@ const char *policy_init(tally_string_t text) {
   return tally_config_finish(&config); /* what nobody asked for is refused */
 }
 
-/* Called for every launch of a best-effort client. */
+/* Called for each launch of a best-effort client that no lease covers. */
 tally_answer policy_decide(const tally_launch *launch) {
   if (tally_is_high(launch)) return tally_run(0);
   /* Offered again when that changes. */

@@ -19,7 +19,7 @@ impl Policy for Mine {
         Ok(Mine { idle_gap_ns: idle_gap_us * 1_000 })
     }
 
-    /// Called for every launch of a best-effort client.
+    /// Called for each launch of a best-effort client that no lease covers.
     fn decide(&mut self, launch: &Launch) -> Answer {
         if launch.is_high() {
             Decision::Run(0)
