@@ -348,6 +348,7 @@ TRAININGS = {
     "resnet50-b128-train": lambda: resnet50_training(batch=128),
     "resnet50-b8-graph-train": lambda: captured(resnet50_training(batch=8)),
     "bert-b8-train": bert_training,
+    "lstm-graph-train": lambda: captured(lstm_training()),
     "bert-b32-train": lambda: bert_training(batch=32),
     "gpt2-large-train": lambda: gpt2_training(batch=4, tokens=512, n_embd=1280, n_layer=36, n_head=20),
     "gpt2-train": lambda: gpt2_training(n_embd=1280, n_layer=12, n_head=20),

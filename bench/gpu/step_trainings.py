@@ -18,7 +18,7 @@ step_pairs.MODES["throughput"] = ("tally-mps", "throughput", "mps")
 UNGATED = "ungated"
 step_pairs.MODES[UNGATED] = ("tally-mps", "fifo", "mps")
 MODES = ("plain", "mps", "throughput", "priority-mps", UNGATED)
-TRAININGS = ("lstm-train", "bert-b8-train", "resnet50-b8-graph-train", "llama-prefill")
+TRAININGS = ("lstm-train", "bert-b8-train", "resnet50-b8-graph-train", "lstm-graph-train", "llama-prefill")
 # Programs that train at the same time.
 PROGRAMS = (1, 2, 4)
 # DetShare's policy is to have so much of MPS's sum of rates, and so many times that of time slices.
@@ -105,7 +105,7 @@ def main(suite):
 def add_arguments(parser):
     parser.add_argument("--modes", default=",".join(MODES), help="comma-separated; plain first, as others are compared with it")
     parser.add_argument("--jobs", default=",".join(TRAININGS), help="comma-separated trainings")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each number of programs")
     parser.add_argument("--core-args", type=str.split, default=[], help="further flags of tally-core, one string")
 
