@@ -303,6 +303,9 @@ class Renderer(unittest.TestCase):
         self.assertEqual(step_trainings.shortfall([*bases, row("tally-mps", "throughput", 1.75)]), [])
         found = step_trainings.shortfall([*bases, row("tally-mps", "throughput", 1.4)])
         self.assertEqual(["1.8" in found[0], "1.0" in found[1], len(found)], [True, True, 2])
+        # MPS is not so much faster itself.
+        slower = [row("mps", "none", 1.4), bases[1], row("tally-mps", "throughput", 1.38)]
+        self.assertEqual(step_trainings.shortfall(slower), [])
 
     def test_a_width_is_shown_over_all_sms(self):
         whole = {"job": "gpt2-train", "sms": None, "put_off_joins": False, "leased": False, "steps_per_s": 10.0, "over_all_sms": 1.0, "over_all_sms_of_rounds": [1.0, 1.0], "launches": 500, "sm_limited": 0, "sm_limited_consecutive": 0}

@@ -54,11 +54,36 @@ fn one_alone_gets_its_lease_back() {
         let window = |client, window_ns| Call::SetWindow { client, window_ns };
         assert!(asked.contains(&window(1, SHARED_WINDOW_NS)), "{asked:?}");
         charged(&[(1, 0), (2, 0)]);
-        assert_eq!(policy.decide(&by(1, 1)), Decision::Run(0));
+        let Decision::Run(lease) = policy.decide(&by(1, 1)).decision else {
+            panic!("nobody waits")
+        };
+        match mode {
+            SharingMode::TimeSliced => assert_eq!(lease, 0),
+            SharingMode::Concurrent => assert!((8..=32).contains(&lease), "{lease}"),
+        }
         policy.left(0, 1);
         assert!(calls().contains(&window(2, u64::MAX)));
-        assert!(matches!(policy.decide(&by(2, 2)).decision, Decision::Run(1..)));
+        assert!(matches!(policy.decide(&by(2, 2)).decision, Decision::Run(1_000..)));
     }
+}
+
+#[test]
+fn what_several_may_launch_unasked_ends_with_a_high_priority_client() {
+    let mut policy = sharing(SharingMode::Concurrent, &[1, 2]);
+    charged(&[(1, 0), (2, 0)]);
+    assert!(matches!(policy.decide(&by(1, 1)).decision, Decision::Run(1..)));
+    calls();
+    join(&mut policy, 3, PriorityClass::High);
+    let asked = calls();
+    assert!(asked.contains(&Call::RevokeLease(1)), "{asked:?}");
+    // Somebody waits: each launch is asked about.
+    let mut policy = sharing(SharingMode::Concurrent, &[1, 2]);
+    charged(&[(1, 0), (2, 0)]);
+    policy.decide(&by(1, 1));
+    policy.decide(&by(2, 2));
+    charged(&[(1, 2 * TURN_NS), (2, 0)]);
+    assert!(is_held(&mut policy, 1, TURN_NS));
+    assert_eq!(policy.decide(&by(2, TURN_NS + 1)).decision, Decision::Run(0));
 }
 
 #[test]

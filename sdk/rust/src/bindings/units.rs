@@ -11,11 +11,11 @@ use crate::bindings::scheduler::tally::policy::types as __with_name0;
 pub mod exports {
     pub mod tally {
         pub mod policy {
-            /// Units of work of high-priority clients. A unit is a request: what the program marked as one, else the time from the
-            /// first launch in a stream that no earlier wait covers to the return of the call that waits for it. A wait for an event
-            /// covers what was launched before its record: what is launched behind that meanwhile is a unit of its own. Once a
-            /// client with an objective for tokens marks them, its tokens are units that count; a request is open between them, and
-            /// ends as 0 units.
+            /// Units of work of high-priority clients. A unit is a request: what the program marked as one, else the time from a
+            /// stream's first launch that no earlier wait covers to the return of the call that waits for it. A wait for an event
+            /// covers what was launched before its record: what is launched behind that is a unit of its own. Once a client with an
+            /// objective for tokens marks them, its tokens are units that count; a request is open between them, and ends as 0
+            /// units.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod units {
                 #[used]

@@ -249,7 +249,7 @@ fn tokens_are_counted_beside_requests_and_go_out_of_the_recent_ones() {
     assert!(is_about(numbers.prefills.p50_ns, 7 * MS), "{numbers:?}");
     assert!(!numbers.has_requests, "they are no requests");
     for (turn, recent) in [(1, 21), (2, 2)] {
-        let now = START + turn * STRETCH_NS;
+        let now = START + turn * (STRETCH_NS + 100 * MS);
         client.ended(Kind::Token, None, now - MS, now);
         client.read(now);
         let tokens = client.numbers(now).tokens;
