@@ -395,9 +395,14 @@ impl Client {
         for stream in &mut self.streams {
             let is_stuck = stream.in_flight.front().is_some_and(|f| f.granted_ns <= since_ns)
                 && stream.last_done_ns <= since_ns;
-            if !is_stuck || stream.set_aside.launches > 0 {
+            if !is_stuck {
                 continue;
             }
+            // More may stand behind it since it was looked at last.
+            let before = stream.set_aside;
+            self.set_aside.launches -= before.launches;
+            self.set_aside.ns = self.set_aside.ns.saturating_sub(before.ns);
+            self.set_aside.unmeasured -= before.unmeasured;
             let ns = stream.in_flight.iter().map(|f| f.window_ns).fold(0, u64::saturating_add);
             let unmeasured = stream.in_flight.iter().filter(|f| f.window_ns == 0).count() as u64;
             let launches = stream.in_flight.len() as u64;
@@ -505,11 +510,14 @@ impl Client {
         }
         self.in_flight_ns = self.in_flight_ns.saturating_add(window_ns);
         self.answered_until = self.answered_until.max(s.ticket + 1);
-        if self.in_flight > IN_FLIGHT_MAX
-            && let Some(longest) = self.streams.iter_mut().max_by_key(|s| s.in_flight.len())
-            && let Some(oldest) = longest.in_flight.pop_front()
-        {
-            self.ended(&oldest);
+        if self.in_flight > IN_FLIGHT_MAX {
+            let longest =
+                (0..self.streams.len()).max_by_key(|at| self.streams[*at].in_flight.len());
+            let longest = longest.unwrap_or(index);
+            self.stream_moved(longest as u32);
+            if let Some(oldest) = self.streams[longest].in_flight.pop_front() {
+                self.ended(&oldest);
+            }
         }
     }
 }

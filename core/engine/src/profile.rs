@@ -42,9 +42,9 @@ impl FormStats {
     }
 
     fn record_contended(&mut self, measured_ns: u64) {
-        if self.samples.pushed() == 0 || (self.contended && measured_ns < self.mean_ns) {
-            (self.count, self.samples) = (1, Samples::repeated(measured_ns, 1));
-            (self.mean_ns, self.contended) = (measured_ns, true);
+        if self.samples.pushed() == 0 || self.contended {
+            self.samples.push(measured_ns);
+            (self.count, self.mean_ns, self.contended) = (1, self.samples.least_ns(), true);
         } else if is_clearly_less(measured_ns, self.mean_ns) {
             self.record(measured_ns);
         }
@@ -109,6 +109,8 @@ pub struct Profile {
     /// The kernel never ran alone: its times are the least measured beside other clients' work, so alone it
     /// takes no longer.
     pub contended: bool,
+    /// The least of all of those, while it is so.
+    pub(crate) least_ever_ns: u64,
     /// The latest times; those of earlier runs count as at most [`KEPT_WEIGHT`].
     samples: Samples,
     pub demand: Demand,
@@ -147,6 +149,7 @@ impl Profile {
             mean_ns: 0,
             predicted_ns: 0,
             contended: false,
+            least_ever_ns: 0,
             samples: Samples::default(),
             demand: Demand::default(),
             waves_permille: 0,
@@ -185,6 +188,8 @@ impl Profile {
         if self.samples.pushed() == 0 || self.contended {
             self.samples.push(measured_ns);
             let least_ns = self.samples.least_ns();
+            let ever_ns = if self.contended { self.least_ever_ns } else { u64::MAX };
+            self.least_ever_ns = ever_ns.min(measured_ns);
             (self.count, self.contended) = (1, true);
             (self.mean_ns, self.predicted_ns) = (least_ns, least_ns);
         } else if !self.contended && is_clearly_less(measured_ns, self.predicted_ns) {

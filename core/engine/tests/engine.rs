@@ -187,6 +187,44 @@ fn a_stream_in_which_nothing_ends_holds_others_up_once() {
     assert!(granted(&out, LOW).unwrap() < 50, "the window is full");
 }
 
+/// More than the window stands behind a wait, and then as many launches as are followed.
+#[test]
+fn whatever_is_stuck_others_wait_once_and_have_a_window() {
+    for stuck in [40, 4_096] {
+        let mut e = built_in();
+        let mut out = Vec::new();
+        let k = e.intern(&key("short"));
+        e.submitted(0, LOW, submission(0, k), &mut out);
+        e.progress(100_000, LOW, 0, 1, took(1, 100_000), &mut out);
+        let mut now = 100_000;
+        for t in 1..=stuck {
+            e.submitted(now, LOW, submission(t, k), &mut out);
+        }
+        while granted(&out, LOW).unwrap() <= stuck {
+            now = e.next_deadline_ns().expect("it is looked at again");
+            e.tick(now, &mut out);
+        }
+        let on_1 = |t: u64, completion| Submission { stream: 1, completion, ..submission(t, k) };
+        let mut stalls = 0;
+        for (t, completion) in (stuck + 1..stuck + 20).zip(1..) {
+            e.submitted(now, LOW, on_1(t, completion), &mut out);
+            while granted(&out, LOW).unwrap() <= t {
+                now = e.next_deadline_ns().expect("it is looked at again");
+                e.tick(now, &mut out);
+                stalls += 1;
+            }
+            now += 100;
+            e.progress(now, LOW, 1, completion, None, &mut out);
+        }
+        // Once more where the first of all that are followed is forgotten.
+        assert!(stalls <= 2, "{stalls} stalls behind {stuck} launches");
+        for (t, completion) in (stuck + 20..stuck + 60).zip(20..) {
+            e.submitted(now, LOW, on_1(t, completion), &mut out);
+        }
+        assert!(granted(&out, LOW).unwrap() < stuck + 40, "of 100 us ten fit the window");
+    }
+}
+
 #[test]
 fn late_reports_are_neither_profiled_nor_charged_as_gpu_time() {
     let mut e = built_in();

@@ -139,7 +139,13 @@ impl<P: Policy> Engine<P> {
             c.stats.measured_ns = c.stats.measured_ns.saturating_add(took_ns.unwrap_or(0));
             c.served_ns += charged_ns;
             if c.info.class == Class::BestEffort {
-                let ns = if f.predicted_ns > 0 { f.predicted_ns } else { charged_ns };
+                // However much others slowed it down.
+                let profile = f.kernel.and_then(|kernel| self.context.world.profiles.get(kernel));
+                let ns = match profile.filter(|profile| profile.contended) {
+                    Some(profile) => profile.least_ever_ns,
+                    None if f.predicted_ns > 0 => f.predicted_ns,
+                    None => charged_ns,
+                };
                 let ns = c.streams[stream as usize].done_ns(now_ns, ns);
                 self.best_effort.work_done.launches += 1;
                 self.best_effort.work_done.ns = self.best_effort.work_done.ns.saturating_add(ns);

@@ -86,11 +86,17 @@ fn beside_other_work_only_an_upper_bound_is_profiled() {
 #[test]
 fn an_upper_bound_follows_a_kernel_that_grows() {
     let (mut all, kernel) = known();
-    all.record_contended(kernel, 20_000);
+    let both = |all: &mut Profiles, ns| {
+        all.record_contended(kernel, ns);
+        all.record_form_contended(kernel, Form::Sliced, 2, ns);
+    };
+    both(&mut all, 20_000);
     for _ in 0..tally_contract::limits::RECENT_SAMPLES {
-        all.record_contended(kernel, 2_000_000);
+        both(&mut all, 2_000_000);
     }
-    assert_eq!(all.predicted_ns(kernel), 2_000_000);
+    let p = all.get(kernel).unwrap();
+    assert_eq!((p.predicted_ns, p.forms[&(Form::Sliced, 2)].mean_ns), (2_000_000, 2_000_000));
+    assert_eq!(p.least_ever_ns, 20_000, "what counts as work");
 }
 
 #[test]
