@@ -458,7 +458,7 @@ impl Commands {
         }
         let latest =
             self.list.iter().rposition(|one| *one == Command::Reset).map_or(0, |at| at + 1);
-        match self.list[latest..].iter_mut().find(|one| command.replaces(one)) {
+        match self.list[latest..].iter_mut().rfind(|one| command.replaces(one)) {
             Some(earlier) => *earlier = command,
             None => self.dropped += 1,
         }
@@ -543,14 +543,16 @@ mod tests {
         let mut all = Commands::default();
         all.push(window(0, 9));
         all.push(Command::Reset);
-        (1..COMMANDS_MAX as u32 - 1).for_each(|client| all.push(window(client, 1)));
+        all.push(window(5, 7));
+        (1..COMMANDS_MAX as u32 - 2).for_each(|client| all.push(window(client, 1)));
         assert_eq!((all.list().len(), all.dropped), (COMMANDS_MAX, 0));
         all.push(window(5, 2));
         all.push(Command::RevokeLease(5));
         // What was before the reset is another matter.
         all.push(window(0, 2));
         assert_eq!((all.list().len(), all.dropped), (COMMANDS_MAX, 2));
-        assert_eq!((all.list()[0], all.list()[6]), (window(0, 9), window(5, 2)));
+        let of_5 = [all.list()[2], all.list()[7]];
+        assert_eq!((all.list()[0], of_5), (window(0, 9), [window(5, 7), window(5, 2)]), "the last");
     }
 
     #[test]
