@@ -90,6 +90,9 @@ struct Member {
     /// When it was looked at last; `None`: not yet.
     used: Option<Used>,
     waits: bool,
+    /// Since when its launch waits, and when it was last asked about one here.
+    waiting_since_ns: u64,
+    asked_ns: u64,
     in_flight: bool,
     /// When it was last backlogged.
     active_ns: u64,
@@ -111,6 +114,8 @@ impl Member {
             lost_ns: 0,
             used: None,
             waits: false,
+            waiting_since_ns: NEVER,
+            asked_ns: 0,
             in_flight: false,
             active_ns: 0,
             returns_soon: false,
@@ -121,6 +126,12 @@ impl Member {
 
     fn is_backlogged(&self) -> bool {
         self.waits || self.in_flight
+    }
+
+    /// Its launch waits for its share, as far as is known: not if the policy has kept it back since.
+    fn waits_here(&self, now_ns: u64, recent_ns: u64) -> bool {
+        let is_known = self.asked_ns >= self.waiting_since_ns;
+        self.waits && is_known && now_ns <= self.asked_ns.saturating_add(recent_ns)
     }
 
     fn was_just_now(&self, now_ns: u64) -> bool {
@@ -151,6 +162,7 @@ impl Member {
         let backlogged_ns = if was_backlogged { waited_ns } else { 0 };
         self.lost_ns = self.lost_ns.saturating_sub(got_ns).saturating_add_unsigned(backlogged_ns);
         self.waits = state.waiting_since_ns != NEVER;
+        self.waiting_since_ns = state.waiting_since_ns;
         self.in_flight = state.in_flight > 0;
         if !was_backlogged && self.is_backlogged() {
             self.returns_soon = now_ns < self.pause_ends_ns();
@@ -217,6 +229,8 @@ pub struct Rounds {
     ahead_ns: u64,
     /// Until then leases are not given, for a launch was held.
     asked_until_ns: u64,
+    /// Leases that were given.
+    leases: u64,
 }
 
 impl Rounds {
@@ -275,6 +289,7 @@ impl Rounds {
     fn hold_among(&mut self, launch: Launch) -> Option<Decision> {
         let launch = &launch;
         let me = self.members.binary_search_by_key(&launch.client, |member| member.id).ok()?;
+        self.members[me].asked_ns = launch.now_ns;
         if self.has_credit_left(me, launch) {
             self.ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);
             return None;
@@ -310,6 +325,9 @@ impl Rounds {
         {
             return 0;
         }
+        // Of another length each time: a program's loop must not have the same launches asked about for ever.
+        self.leases = self.leases.wrapping_add(1);
+        let launches = launches - self.leases % LEASE_LAUNCHES.0;
         self.ahead_ns = self.ahead_ns.saturating_add(launches.saturating_mul(launch.predicted_ns));
         launches as u32
     }
@@ -402,22 +420,23 @@ impl Rounds {
             let used_ns = mine.quantum_ns.saturating_sub(mine.credit_ns);
             let has_claim = |m: &&Member| m.credit_ns > 0 && m.lost_ns > used_ns / LOST;
             let claims = || self.members.iter().filter(has_claim);
-            if let Some(most_ns) = claims().filter(|m| m.waits).map(|m| m.credit_ns).max() {
+            let (now_ns, recent_ns) = (self.seen_ns, self.window_ns());
+            let waiting = claims().filter(|member| member.waits_here(now_ns, recent_ns));
+            if let Some(most_ns) = waiting.map(|member| member.credit_ns).max() {
                 return Some(Wait::Queue(most_ns.unsigned_abs()));
             }
             if claims().any(|member| member.in_flight) {
                 return Some(Wait::Launch);
             }
-            let now_ns = self.seen_ns;
             let pause_ns = claims()
-                .filter(|member| member.returns_soon)
+                .filter(|member| member.returns_soon && !member.waits)
                 .map(|member| member.pause_ends_ns().saturating_sub(now_ns))
                 .max();
             match pause_ns {
                 Some(ns @ 1..) if self.patience_ns > 0 => {
                     return Some(Wait::Idle(ns.min(self.patience_ns)));
                 }
-                _ if claims().any(|member| member.was_just_now(now_ns)) => {
+                _ if claims().any(|member| member.waits || member.was_just_now(now_ns)) => {
                     // The GPU would idle otherwise: it costs nobody anything, and is not owed.
                     let mine = &mut self.members[me];
                     mine.credit_ns = mine.credit_ns.max(-mine.quantum_ns);

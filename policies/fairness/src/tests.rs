@@ -63,6 +63,8 @@ struct Bench {
     last: usize,
     /// High-priority work is active all the time, beside the programs.
     beside_high: bool,
+    /// The policy keeps all launches of this one back, before anybody is asked here.
+    kept_back: Option<usize>,
     /// Leases are given, and launches that were asked about.
     leases: bool,
     asked: u32,
@@ -84,6 +86,7 @@ impl Bench {
             changes: 0,
             last: 0,
             beside_high: false,
+            kept_back: None,
             leases: false,
             asked: 0,
         };
@@ -127,6 +130,9 @@ impl Bench {
         let fits = self.in_flight_ns(at) + program.kernel_ns <= self.rounds.window_ns();
         if self.states[at].in_flight > 0 && !fits {
             return;
+        }
+        if self.kept_back == Some(at) {
+            return self.ask(at, now_ns + MS);
         }
         let state = |(id, state): (usize, &State)| ClientState {
             waiting_since_ns: state.waiting_since_ns.unwrap_or(NEVER),
@@ -246,6 +252,24 @@ fn time_goes_by_weight_beside_high_priority_work_that_never_pauses() {
     bench.beside_high = true;
     bench.run_until(2 * SECOND);
     assert!(bench.busy() > 0.9, "{}", bench.busy());
+}
+
+#[test]
+fn nobody_waits_for_one_that_the_policy_keeps_back() {
+    for kept_ns in [30 * US, 4 * MS] {
+        let programs = [ahead(1, 100 * US), ahead(3, kept_ns)];
+        let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
+        (bench.beside_high, bench.kept_back) = (true, Some(1));
+        bench.run_until(SECOND);
+        assert!(bench.busy() > 0.98, "{}", bench.busy());
+        // It is let in from now on.
+        bench.kept_back = None;
+        let before = bench.charged_ns();
+        bench.run_until(3 * SECOND);
+        let got: Vec<u64> = bench.charged_ns().iter().zip(before).map(|(a, b)| a - b).collect();
+        let ratio = got[1] as f64 / got[0] as f64;
+        assert!((2.5..4.5).contains(&ratio), "{got:?}");
+    }
 }
 
 #[test]
