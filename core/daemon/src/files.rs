@@ -2,6 +2,7 @@
 //! come as descriptors that the peer opened with its own rights; the core opens only what its own configuration names.
 
 use crate::helpers::{Helper, PeerFd};
+use crate::links;
 use crate::policy_slot::Source;
 use rustix::fd::AsFd;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -24,6 +25,11 @@ pub enum FileError {
         /// What kind of file it is, as a noun.
         what: &'static str,
     },
+    #[error(
+        "{name}: is a file of user {owner} behind a link of user {other}: expected a file of theirs, or a link of root's \
+         or the core's own user"
+    )]
+    Misled { name: String, owner: u32, other: u32 },
     #[error("{name}: has more than {bytes_max} bytes, the most that is read")]
     TooLarge { name: String, bytes_max: usize },
     #[error("{name}: cannot be {done}: {source}")]
@@ -90,7 +96,18 @@ pub fn read_path(path: &Path, bytes_max: usize) -> Result<Vec<u8>, FileError> {
     let name = path.display().to_string();
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let fd = opened.map_err(|source| FileError::Os { name: name.clone(), done: "read", source })?;
+    see_that_not_misled(&fd, path, &name)?;
     read(fd, &name, bytes_max)
+}
+
+/// Behind somebody's link is only what is theirs.
+fn see_that_not_misled(fd: impl AsFd, path: &Path, name: &str) -> Result<(), FileError> {
+    let os = |source| FileError::Os { name: name.into(), done: "looked at", source };
+    let owner = rustix::fs::fstat(fd).map_err(os)?.st_uid;
+    match links::owners(path).into_iter().find(|other| *other != owner) {
+        Some(other) => Err(FileError::Misled { name: name.into(), owner, other }),
+        None => Ok(()),
+    }
 }
 
 /// A descriptor to write a new file through.

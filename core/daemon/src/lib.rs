@@ -27,6 +27,7 @@ pub mod files;
 mod fuzz_corpus;
 pub mod gpus;
 pub mod helpers;
+mod links;
 pub mod loader;
 pub mod mps;
 pub mod owned_file;

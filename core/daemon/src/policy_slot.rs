@@ -265,15 +265,12 @@ impl PolicySlot {
         self.follows_own.set(self.own_seen.borrow().as_ref() == Some(asked_for));
     }
 
-    /// They do also if they have become that, and nobody has noticed yet.
-    async fn follow_own_as_it_is(&self, asked_for: &Content) {
+    /// They count again if they have become what is active: it was asked for before their change was noticed.
+    async fn follow_own_if_active(&self) {
         let Ok(source) = self.configured.source() else { return };
-        if self.follows_own.get() {
-            return;
-        }
         let bytes_max = self.configured.limits.component_bytes_max;
         let read = aside(move || PolicyFiles::read_own(&source, bytes_max).map(content)).await;
-        if read.as_ref() == Ok(asked_for) {
+        if read.is_ok() && read.as_ref().ok() == self.history.borrow().active_content().as_ref() {
             *self.own_seen.borrow_mut() = read.ok();
             self.follows_own.set(true);
         }

@@ -7,6 +7,7 @@
 
 use crate::config::socket_folder;
 use crate::error::CoreError;
+use crate::links;
 use rustix::fd::AsFd;
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -266,6 +267,9 @@ pub(crate) fn private_folder(folder: &Path) -> Result<(), String> {
 }
 
 fn folder_of_ours(folder: &Path, mode: u32) -> Result<(), String> {
+    if let Some(other) = links::owners(folder).first() {
+        return Err(format!("lies behind a link of user {other}: choose another place"));
+    }
     match std::fs::metadata(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             make_all(folder, mode).map_err(|e| format!("cannot be made: {e}"))

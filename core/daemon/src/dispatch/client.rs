@@ -130,7 +130,7 @@ fn busy_ns(activity: &Activity, now_ns: u64) -> u64 {
     let is_busy = activity.busy_streams.load(SeqCst) != 0;
     let since_ns = activity.busy_since_ns.load(Relaxed);
     // Else it is the beginning of the period before.
-    let is_open = is_busy && since_ns >= activity.idle_since_ns.load(Relaxed);
+    let is_open = is_busy && since_ns != 0 && since_ns >= activity.idle_since_ns.load(Relaxed);
     let open_ns = if is_open { now_ns.saturating_sub(since_ns) } else { 0 };
     total_ns.saturating_add(open_ns)
 }

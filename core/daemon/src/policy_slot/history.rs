@@ -171,6 +171,11 @@ impl<P: Clone> History<P> {
         self.entries.iter().map(kept).collect()
     }
 
+    /// Of the last policy that became active.
+    pub fn active_content(&self) -> Option<Content> {
+        self.entries.back().map(Entry::content)
+    }
+
     /// What the latest policy that kept anything knew.
     pub fn latest_saved(&self) -> Option<Saved> {
         self.entries.iter().rev().find_map(|entry| entry.saved.clone())

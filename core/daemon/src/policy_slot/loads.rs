@@ -122,7 +122,6 @@ impl PolicySlot {
         };
         let active = self.put(control, ready, next).await?;
         self.follow_own_if(&content);
-        self.follow_own_as_it_is(&content).await;
         Ok(active)
     }
 
@@ -138,8 +137,10 @@ impl PolicySlot {
     ) -> Result<Active, SlotError> {
         loop {
             if trigger == Trigger::Changed {
+                drop(self.turn_after_experiment().await);
                 self.loads.idle().await;
                 if !self.follows_own.get() {
+                    self.follow_own_if_active().await;
                     return Ok(self.active());
                 }
             }
@@ -147,9 +148,7 @@ impl PolicySlot {
                 // If that one is not loaded, this is still the policy that is wanted.
                 Err(SlotError::Superseded { by: By::Load, .. }) if trigger == Trigger::Changed => {}
                 // The test may leave the policy that the file had.
-                Err(SlotError::Experiment) if trigger == Trigger::Changed => {
-                    drop(self.turn_after_experiment().await);
-                }
+                Err(SlotError::Experiment) if trigger == Trigger::Changed => {}
                 outcome => return outcome,
             }
         }

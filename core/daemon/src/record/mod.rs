@@ -129,7 +129,8 @@ impl Recordings {
     /// End the recording from the start (`[log] file`) when it asks for that. Call it once the core serves.
     pub fn heed(&self, control: &ControlSender) {
         if let Some(recording) = &*self.file.borrow() {
-            untap_when_wished(control.clone(), recording.id(), recording.wish());
+            let wait = untap_when_wished(control.clone(), recording.id(), recording.wish());
+            *self.file_wish.borrow_mut() = Some(wait);
         }
     }
 
