@@ -41,10 +41,6 @@ use tally_preempt::{prepare, settings, sm_limit};
 const LOOKS_PER_POLL: u32 = 4;
 const POLL_AFTER_NS: u64 = 5_000;
 
-/// Calls that may have put something into a launch's stream which is still there: a part of a launch must find room in
-/// it, and it holds about a thousand.
-const ENQUEUED_MAX: u64 = 512;
-
 /// How a launch goes on.
 enum Way {
     /// The core said how, to this ticket.
@@ -380,11 +376,7 @@ impl Gated<'_> {
         let stream = StreamState {
             slot: index,
             context: slot.context.load(Relaxed),
-            // Copies and waits take room in a stream, too.
-            backlog: match completion::enqueued_since_done(index) {
-                ..=ENQUEUED_MAX => completion::backlog(client, index, slot),
-                _ => u32::MAX,
-            },
+            backlog: completion::backlog(client, index, slot),
             is_in_green: slot.green.load(Relaxed) != 0,
             has_attributes: slot.has_attributes.load(Relaxed),
         };

@@ -6,6 +6,7 @@
 use crate::apart;
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd};
 use rustix::process::{Resource, getrlimit};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 
@@ -39,7 +40,10 @@ pub fn open() {
     if place.fd.load(Acquire) >= 0 {
         return;
     }
-    if let Ok(file) = std::fs::OpenOptions::new().append(true).create(true).open(path) {
+    // Who names a FIFO that nobody reads is not kept waiting.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let mut options = std::fs::OpenOptions::new();
+    if let Ok(file) = options.append(true).create(true).custom_flags(flags).open(path) {
         let mut file = file.into();
         if !apart::is_apart() {
             // Programs that close or reuse the low numbers (shells, daemons) do not meet it. It stays where it is if

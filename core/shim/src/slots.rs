@@ -122,6 +122,11 @@ pub fn key(stream: Ptr, per_thread: bool) -> Key {
     }
 }
 
+/// Whether launches were seen in a legacy stream.
+pub fn has_legacy() -> bool {
+    in_use().any(|(_, slot)| slot.stream.load(Relaxed) == STREAM_LEGACY)
+}
+
 /// Whether launches were seen in a blocking stream of this context other than the legacy one.
 pub fn has_blocking(context: usize, but: impl Fn(usize) -> bool) -> bool {
     SLOTS.iter().any(|slot| {

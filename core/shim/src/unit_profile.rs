@@ -102,7 +102,7 @@ fn drop_open() {
 fn orders_others(index: usize, stream: usize, context: usize) -> bool {
     match stream {
         STREAM_LEGACY => slots::has_blocking(context, |_| false),
-        _ => SLOTS[index & 63].non_blocking.load(Relaxed) == 0,
+        _ => SLOTS[index & 63].non_blocking.load(Relaxed) == 0 && slots::has_legacy(),
     }
 }
 
