@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tally_admin::{Answer, Refusal};
+use tally_decision_log::text::printable_lines;
 use tally_ipc::admin::File;
 use tally_ipc::wire;
 
@@ -153,7 +154,9 @@ impl Core {
         }
         match serde_json::from_slice(&answer).map_err(|e| CtlError::Answer(e.to_string()))? {
             Answer::Ok(ok) => Ok(ok),
-            Answer::Error(Refusal { message, .. }) => Err(CtlError::Refused { message }),
+            Answer::Error(Refusal { message, .. }) => {
+                Err(CtlError::Refused { message: printable_lines(&message) })
+            }
         }
     }
 }

@@ -39,6 +39,15 @@ impl LimitsArg {
     }
 }
 
+/// A component or module in a regular file.
+fn read_component(file: &Path) -> Result<Vec<u8>, String> {
+    let about = std::fs::metadata(file).map_err(|e| e.to_string())?;
+    if !about.is_file() {
+        return Err("expected a regular file".into());
+    }
+    sign::read(file, sign::POLICY_BYTES_MAX).map_err(|e| e.to_string())
+}
+
 /// The text of a policy's configuration; empty if there is none.
 #[cfg(feature = "wasm")]
 fn config(path: Option<&Path>) -> Result<String, CtlError> {

@@ -113,7 +113,7 @@ impl Info {
 pub fn run(args: &InfoArgs) -> Result<(), CtlError> {
     let file = args.file.display();
     let refused = |why: String| CtlError::Refused { message: format!("{file}: {why}") };
-    let bytes = std::fs::read(&args.file).map_err(|e| refused(e.to_string()))?;
+    let bytes = super::read_component(&args.file).map_err(refused)?;
     let info = Info::of(&bytes).map_err(refused)?;
     let mut out = std::io::stdout().lock();
     if args.json {

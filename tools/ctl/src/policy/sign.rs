@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tally_trust::{SIGNATURE_BYTES_MAX, SecretKey, Trust, TrustSettings, signature_file};
 
 /// No policy is longer: the highest that `component_bytes_max` may be.
-const POLICY_BYTES_MAX: u64 = 1 << 30;
+pub(super) const POLICY_BYTES_MAX: u64 = 1 << 30;
 /// No key file is longer.
 const KEY_BYTES_MAX: u64 = 4096;
 
@@ -46,7 +46,7 @@ fn failed(file: &Path, error: impl std::fmt::Display) -> CtlError {
 }
 
 /// A whole file, if it is not longer than it may be.
-fn read(file: &Path, bytes_max: u64) -> Result<Vec<u8>, CtlError> {
+pub(super) fn read(file: &Path, bytes_max: u64) -> Result<Vec<u8>, CtlError> {
     let mut bytes = Vec::new();
     File::open(file)
         .and_then(|open| open.take(bytes_max + 1).read_to_end(&mut bytes))

@@ -20,7 +20,7 @@ pub struct WrapArgs {
 
 pub fn run(args: &WrapArgs) -> Result<(), CtlError> {
     let refused = |path: &Path, why: String| CtlError::Failed(format!("{}: {why}", path.display()));
-    let module = std::fs::read(&args.file).map_err(|e| refused(&args.file, e.to_string()))?;
+    let module = super::read_component(&args.file).map_err(|why| refused(&args.file, why))?;
     let component = component(module).map_err(|why| refused(&args.file, why))?;
     std::fs::write(&args.output, component).map_err(|e| refused(&args.output, e.to_string()))
 }
