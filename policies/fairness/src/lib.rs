@@ -90,9 +90,8 @@ struct Member {
     /// When it was looked at last; `None`: not yet.
     used: Option<Used>,
     waits: bool,
-    /// Since when its launch waits, and when it was last asked about one here.
-    waiting_since_ns: u64,
-    asked_ns: u64,
+    /// The policy has kept its launch back since anybody was asked about it here.
+    is_kept_back: bool,
     in_flight: bool,
     /// When it was last backlogged.
     active_ns: u64,
@@ -114,8 +113,7 @@ impl Member {
             lost_ns: 0,
             used: None,
             waits: false,
-            waiting_since_ns: NEVER,
-            asked_ns: 0,
+            is_kept_back: false,
             in_flight: false,
             active_ns: 0,
             returns_soon: false,
@@ -126,12 +124,6 @@ impl Member {
 
     fn is_backlogged(&self) -> bool {
         self.waits || self.in_flight
-    }
-
-    /// Its launch waits for its share, as far as is known: not if the policy has kept it back since.
-    fn waits_here(&self, now_ns: u64, recent_ns: u64) -> bool {
-        let is_known = self.asked_ns >= self.waiting_since_ns;
-        self.waits && is_known && now_ns <= self.asked_ns.saturating_add(recent_ns)
     }
 
     fn was_just_now(&self, now_ns: u64) -> bool {
@@ -162,7 +154,6 @@ impl Member {
         let backlogged_ns = if was_backlogged { waited_ns } else { 0 };
         self.lost_ns = self.lost_ns.saturating_sub(got_ns).saturating_add_unsigned(backlogged_ns);
         self.waits = state.waiting_since_ns != NEVER;
-        self.waiting_since_ns = state.waiting_since_ns;
         self.in_flight = state.in_flight > 0;
         if !was_backlogged && self.is_backlogged() {
             self.returns_soon = now_ns < self.pause_ends_ns();
@@ -285,11 +276,24 @@ impl Rounds {
         if self.is_shared() { self.hold_among(*launch) } else { None }
     }
 
+    /// The policy holds a launch of this client for a reason that others may not have: nobody waits for it until it is
+    /// asked about here, or the reason may be gone.
+    pub fn keep_back(&mut self, client: ClientId) {
+        if let Ok(at) = self.members.binary_search_by_key(&client, |member| member.id) {
+            self.members[at].is_kept_back = true;
+        }
+    }
+
+    /// The reasons for which launches were kept back may be gone.
+    pub fn look_again(&mut self) {
+        self.members.iter_mut().for_each(|member| member.is_kept_back = false);
+    }
+
     #[inline(never)]
     fn hold_among(&mut self, launch: Launch) -> Option<Decision> {
         let launch = &launch;
         let me = self.members.binary_search_by_key(&launch.client, |member| member.id).ok()?;
-        self.members[me].asked_ns = launch.now_ns;
+        self.members[me].is_kept_back = false;
         if self.has_credit_left(me, launch) {
             self.ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);
             return None;
@@ -420,11 +424,11 @@ impl Rounds {
             let used_ns = mine.quantum_ns.saturating_sub(mine.credit_ns);
             let has_claim = |m: &&Member| m.credit_ns > 0 && m.lost_ns > used_ns / LOST;
             let claims = || self.members.iter().filter(has_claim);
-            let (now_ns, recent_ns) = (self.seen_ns, self.window_ns());
-            let waiting = claims().filter(|member| member.waits_here(now_ns, recent_ns));
+            let waiting = claims().filter(|member| member.waits && !member.is_kept_back);
             if let Some(most_ns) = waiting.map(|member| member.credit_ns).max() {
                 return Some(Wait::Queue(most_ns.unsigned_abs()));
             }
+            let now_ns = self.seen_ns;
             if claims().any(|member| member.in_flight) {
                 return Some(Wait::Launch);
             }

@@ -242,6 +242,7 @@ impl Herald {
                     let is_strict = service.is_strict();
                     let reason = if is_strict { Reason::Strict } else { Reason::Spent };
                     let hold_ns = if launch.high_active() { HOLD_UNTIL_CHANGE } else { wait_ns };
+                    self.shares.rounds.keep_back(launch.client);
                     let short = |one: &&mut Service| one.left_ns().is_some_and(|ns| charge_ns > ns);
                     self.services.iter_mut().filter(short).for_each(Service::is_short);
                     return Decision::Hold(hold_ns).because(reason);
@@ -355,6 +356,7 @@ impl Herald {
 
 impl Units for Herald {
     fn began(&mut self, now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64) {
+        self.shares.rounds.look_again();
         let Some(service) = self.services.iter_mut().find(|service| service.client == client)
         else {
             return;
@@ -375,6 +377,7 @@ impl Units for Herald {
     }
 
     fn ended(&mut self, now_ns: u64, client: ClientId, units: u32, took_ns: u64) {
+        self.shares.rounds.look_again();
         let Some(service) = self.services.iter_mut().find(|service| service.client == client)
         else {
             return;
@@ -420,6 +423,7 @@ impl Activity for Herald {
     }
 
     fn high_ended(&mut self, _now_ns: u64) {
+        self.shares.rounds.look_again();
         self.high_is_active = false;
         if self.yields.is_on() {
             host::set_timer(GAP_NS, GAP);

@@ -191,7 +191,9 @@ impl TpotFirst {
         if is_due {
             return Ok(Place::Between);
         }
-        let place = self.select(launch)?;
+        let place = self.select(launch).inspect_err(|_| {
+            self.shares.rounds.keep_back(launch.client);
+        })?;
         if let Place::Overdue = place {
             return Ok(place);
         }
@@ -338,6 +340,7 @@ impl TpotFirst {
 
 impl Units for TpotFirst {
     fn began(&mut self, now_ns: u64, client: ClientId, since_ns: u64, deadline_ns: u64) {
+        self.shares.rounds.look_again();
         let (busy, settings) = (self.busy, self.settings);
         let neighbours = self.neighbours();
         let saved = self.remembered.iter().position(|line| line[0] == u64::from(client));
@@ -361,6 +364,7 @@ impl Units for TpotFirst {
     }
 
     fn ended(&mut self, now_ns: u64, client: ClientId, units: u32, took_ns: u64) {
+        self.shares.rounds.look_again();
         let settings = self.settings;
         let Some(service) = self.service(client) else { return };
         let was_strict = service.is_strict();
@@ -407,6 +411,7 @@ impl Activity for TpotFirst {
     }
 
     fn high_ended(&mut self, _now_ns: u64) {
+        self.shares.rounds.look_again();
         self.high_is_active = false;
         if self.yields.is_on() {
             host::set_timer(select::GAP_NS, prepare::GAP);
