@@ -45,6 +45,27 @@ fn core(scene: &Scene, policy: &std::path::Path, more: &str) -> Result<Process> 
     scene.core(policy, &["--config", &config.to_string_lossy()])
 }
 
+/// What fails when a policy is to be replaced counts like any other fault, and the next one takes over.
+#[test]
+fn a_snapshot_that_fails_is_counted() -> Result<()> {
+    let artefacts = Artefacts::locate()?;
+    let scene = Scene::new(&artefacts, Device::software())?;
+    let fifo = artefacts.policy("fifo")?;
+    let mut core = core(&scene, &fifo, "")?;
+    let config = scene.dir().join("chaos.toml");
+    std::fs::write(&config, "snapshot-1")?;
+    let (chaos, config) = (artefacts.test_policy("chaos")?, config.to_string_lossy().into_owned());
+    for load in
+        [vec![&*chaos.to_string_lossy(), "--config", &*config], vec![&*fifo.to_string_lossy()]]
+    {
+        let load = scene.ctl(&[&["policy", "load"], &load[..]].concat())?;
+        ensure!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
+    }
+    let status = scene.status()?;
+    ensure!(status.policy_faults() == 1, "{:#}", status.0["policy"]);
+    scene.stop(&mut core, JOB_MAX)
+}
+
 /// Launches kernel `number` under `chaos` and expects a fault of one of the `kinds`.
 fn misbehaves(number: u32, kinds: &[&str]) -> Result<()> {
     let artefacts = Artefacts::locate()?;

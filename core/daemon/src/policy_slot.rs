@@ -25,7 +25,7 @@ pub use experiment::{Candidate, PutError};
 use crate::config::{DEFAULT_POLICY, Disabling, Restore};
 use crate::dispatch::control::{AskError, Control, ControlSender};
 use crate::error::CoreError;
-use crate::files::PolicyFiles;
+use crate::files::{PolicyFiles, READ_MAX};
 use crate::loader::{Loaded, Loader};
 use history::{Content, History, Kept, NoWayBack};
 pub use loads::By;
@@ -268,8 +268,12 @@ impl PolicySlot {
     /// They count again if they have become what is active: it was asked for before their change was noticed.
     async fn follow_own_if_active(&self) {
         let Ok(source) = self.configured.source() else { return };
+        if self.follows_own.get() {
+            return;
+        }
         let bytes_max = self.configured.limits.component_bytes_max;
-        let read = aside(move || PolicyFiles::read_own(&source, bytes_max).map(content)).await;
+        let read = aside(move || PolicyFiles::read_own(&source, bytes_max).map(content));
+        let Ok(read) = tokio::time::timeout(READ_MAX, read).await else { return };
         if read.is_ok() && read.as_ref().ok() == self.history.borrow().active_content().as_ref() {
             *self.own_seen.borrow_mut() = read.ok();
             self.follows_own.set(true);

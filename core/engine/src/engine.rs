@@ -545,6 +545,12 @@ impl<P: Policy> Engine<P> {
         }
     }
 
+    /// The caller called the policy by itself, and it failed.
+    pub fn note_fault(&mut self, now_ns: u64, fault: Fault, out: &mut Vec<Action>) {
+        self.count_fault(fault, out);
+        self.settle(now_ns, out);
+    }
+
     fn disable(&mut self, out: &mut Vec<Action>) {
         // Nobody is left to take back what it gave.
         self.disabled = true;

@@ -390,7 +390,12 @@ impl Dispatch {
                     let start = now_ns();
                     let saved = self.engine.policy_mut().inner_mut().snapshot();
                     self.swap_pause.snapshot(now_ns().saturating_sub(start));
-                    self.engine.note_disabled(now, &mut self.actions);
+                    match &saved {
+                        Some(Err(fault)) => {
+                            self.engine.note_fault(now, fault.clone(), &mut self.actions);
+                        }
+                        _ => self.engine.note_disabled(now, &mut self.actions),
+                    }
                     self.apply(now);
                     let _ = done.send(saved);
                 }

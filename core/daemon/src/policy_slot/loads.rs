@@ -112,7 +112,7 @@ impl PolicySlot {
     ) -> Result<Active, SlotError> {
         let source = files.source.clone();
         let compiled = self.compile(source, move |loader, cancel| compile(loader, files, cancel));
-        let (ready, begun, _turn) = compiled.await?;
+        let (ready, begun, turn) = compiled.await?;
         let content = ready.content();
         let next = Next {
             loaded_because: LoadedBecause::Asked,
@@ -122,6 +122,8 @@ impl PolicySlot {
         };
         let active = self.put(control, ready, next).await?;
         self.follow_own_if(&content);
+        drop(turn);
+        self.follow_own_if_active().await;
         Ok(active)
     }
 
