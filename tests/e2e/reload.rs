@@ -80,6 +80,14 @@ fn replace(scene: &Scene, file: &Path, policy: &str) -> Result<()> {
     Ok(std::fs::rename(part, file)?)
 }
 
+/// A core on a file of its own: the file, and the digest of `tally-priority`, which is in it.
+fn on_own_file(scene: &Scene) -> Result<(std::path::PathBuf, Process, String)> {
+    let file = scene.dir().join("policy.wasm");
+    replace(scene, &file, "tally-priority")?;
+    let core = scene.core(&file, &[])?;
+    Ok((file, core, scene.status()?.policy_digest()))
+}
+
 /// Waits until a change of the core's own file has put another policy active; its digest.
 fn file_changed(scene: &Scene, before: &str) -> Result<String> {
     wait_until("waiting for the changed file", ANSWER_MAX, || {
@@ -94,10 +102,7 @@ fn file_changed(scene: &Scene, before: &str) -> Result<String> {
 fn the_own_file_is_followed_once_it_is_what_was_asked_for() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
-    let file = scene.dir().join("policy.wasm");
-    replace(&scene, &file, "tally-priority")?;
-    let mut core = scene.core(&file, &[])?;
-    let first = scene.status()?.policy_digest();
+    let (file, mut core, first) = on_own_file(&scene)?;
     replace(&scene, &file, "fifo")?;
     ctl(&scene, &["policy", "load", &file.to_string_lossy()])?;
     let fifo = scene.status()?.policy_digest();
@@ -116,10 +121,7 @@ fn the_own_file_is_followed_once_it_is_what_was_asked_for() -> Result<()> {
 fn a_file_that_changes_during_an_ab_test_is_loaded_after_it() -> Result<()> {
     let artefacts = Artefacts::locate()?;
     let scene = Scene::new(&artefacts, Device::software())?;
-    let file = scene.dir().join("policy.wasm");
-    replace(&scene, &file, "tally-priority")?;
-    let mut core = scene.core(&file, &[])?;
-    let first = scene.status()?.policy_digest();
+    let (file, mut core, first) = on_own_file(&scene)?;
     let fifo = artefacts.policy("fifo")?;
     ctl(&scene, &["ab", "start", &fifo.to_string_lossy(), "--metric=hp_p99"])?;
     replace(&scene, &file, "throughput")?;

@@ -381,10 +381,7 @@ impl Rounds {
         self.left_ns = self.left_ns.saturating_sub(passed_ns);
         self.drain_ns = self.drain_ns.saturating_sub(passed_ns);
         let earned_ns = passed_ns / (100 / PATIENCE_PERCENT);
-        let spent_ns = match self.is_patient {
-            true => waited_ns,
-            false => 0,
-        };
+        let spent_ns = if self.is_patient { waited_ns } else { 0 };
         let patience_ns = self.patience_ns.saturating_add(earned_ns).saturating_sub(spent_ns);
         self.patience_ns = patience_ns.min(PATIENCE_NS_MAX);
         let (round_ns, turn_ns) = (self.round_ns(), self.turn_ns);
