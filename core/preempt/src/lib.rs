@@ -42,6 +42,7 @@
 //! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
 mod chain;
+mod compile;
 mod contexts;
 pub mod cuda;
 mod disk_cache;

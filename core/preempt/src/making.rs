@@ -4,6 +4,7 @@
 //!
 //! A form is of the very bytes that the program loaded: the host gives no others.
 
+use crate::compile::compiled_or_text;
 use crate::cuda::{FUNC_COMPARED, LaunchConfig, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
 use crate::graphs::home;
 use crate::host::{self, host, log};
@@ -32,6 +33,8 @@ use tally_rewriter::{
 enum Stage {
     /// Rewritten, but not loaded into the driver yet.
     Rewritten(Rewritten),
+    /// Rewritten PTX that was compiled since, if the driver does so: to be loaded as it is.
+    Compiled(Rewritten),
     /// Loaded into a context, with the kernels found in it.
     Loaded { module: usize, context: usize, is_ptx: bool, kernels: Vec<TransformedKernel> },
 }
@@ -99,6 +102,27 @@ fn rewrite(image: u128, arch: u32, form: KernelForm) -> Result<Made, TransformRe
     Ok(Made { stage: Stage::Rewritten(rewritten), refused, read_sm })
 }
 
+/// Have rewritten PTX compiled before launches wait for its load, if it has the job's kernel. The context is current.
+fn compile_ahead(job: &Job, key: (u128, bool)) {
+    let of_job = |made: &Made| match &made.stage {
+        Stage::Rewritten(it) if it.is_ptx && it.kernels.iter().any(|k| k.name == job.name) => {
+            Some(it.clone())
+        }
+        _ => None,
+    };
+    let ptx = IMAGES.with(|all| all.get(&key)?.as_ref().ok().and_then(of_job));
+    let Some(Rewritten { image, is_ptx, kernels, refused }) = ptx else { return };
+    let compiled = Rewritten { image: compiled_or_text(image), is_ptx, kernels, refused };
+    IMAGES.with(|all| {
+        // Unless the program has unloaded it meanwhile.
+        if let Some(Ok(made)) = all.get_mut(&key)
+            && matches!(made.stage, Stage::Rewritten(_))
+        {
+            made.stage = Stage::Compiled(compiled);
+        }
+    });
+}
+
 /// Whether the process may have so much memory: under a limit on its address space, or strict accounting, an
 /// allocation in the midst of a rewrite would end it.
 fn has_room_for(bytes: usize) -> bool {
@@ -139,10 +163,10 @@ fn function_of(job: &Job, form: KernelForm) -> Result<Function, TransformRefusal
     };
     let (module, is_ptx, kernels) = match made.stage {
         Stage::Loaded { module, is_ptx, kernels, .. } => (module, is_ptx, kernels),
-        Stage::Rewritten(rewritten) if rewritten.kernels.iter().all(|k| k.name != job.name) => {
-            return Err(refused(&made.refused));
-        }
-        Stage::Rewritten(rewritten) => {
+        Stage::Rewritten(rewritten) | Stage::Compiled(rewritten) => {
+            if rewritten.kernels.iter().all(|kernel| kernel.name != job.name) {
+                return Err(refused(&made.refused));
+            }
             let Rewritten { image, is_ptx, kernels, .. } = rewritten;
             let module = load(image).inspect_err(|why| {
                 IMAGES.with(|all| all.insert(key, Err(*why)));
@@ -263,12 +287,13 @@ pub(crate) fn make(job: &Job) -> Result<Transformed, Failed> {
     gate(job.context)?;
     let (arch, key) = (device_arch(job.device), (job.image, false));
     let is_ptx = IMAGES.with(|all| match all.get(&key) {
-        Some(Ok(Made { stage: Stage::Rewritten(rewritten), .. })) => Ok(rewritten.is_ptx),
+        Some(Ok(Made { stage: Stage::Rewritten(it) | Stage::Compiled(it), .. })) => Ok(it.is_ptx),
         Some(Ok(Made { stage: Stage::Loaded { is_ptx, .. }, .. })) => Ok(*is_ptx),
         Some(Err(why)) => Err(Failed::For(*why)),
         None => Err(with_function(job, || gone(job.image)).unwrap_or(Failed::Unloaded)),
     })?;
     proof::passed(job.device, arch, is_ptx, job.context)?;
+    compile_ahead(job, key);
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
         let function = function_of(job, KernelForm::ByClaims).map_err(|why| match why {
             TransformRefusal::ImageGone => {
@@ -378,6 +403,7 @@ pub(crate) fn offset(job: &Job, transformed: &Transformed) -> Result<usize, Fail
     if !proven.offsets {
         return Err(Failed::For(TransformRefusal::IndexRead));
     }
+    compile_ahead(job, (job.image, true));
     let made = host::load(job.context, host::LOAD_PATIENCE, || {
         let function = function_of(job, KernelForm::ByOffset)?;
         bring_in(function.handle);

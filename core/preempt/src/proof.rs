@@ -11,9 +11,8 @@
 //! On the worker's thread only, in a stream and with words of its own. The memory
 //! (three words a block) is kept: to free some would wait for the program's kernels.
 
-use crate::cuda::{
-    LINK_INPUT_PTX, LaunchConfig, Ptr, STREAM_NON_BLOCKING, SUCCESS, WRITE_VALUE_DEFAULT, driver,
-};
+use crate::compile::{compiled, compiled_or_text};
+use crate::cuda::{LaunchConfig, Ptr, STREAM_NON_BLOCKING, SUCCESS, WRITE_VALUE_DEFAULT, driver};
 use crate::host::{self, host, log};
 use crate::issue::with_buffer;
 use crate::jobs::Failed;
@@ -132,7 +131,8 @@ struct Bench {
 }
 
 fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, Failed> {
-    let original = if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled()? };
+    let original =
+        if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled(proof::PTX.as_bytes())? };
     let rewritten = image::rewrite(&original, arch, KernelForm::ByClaims, None)?;
     let transformed = rewritten.kernel(proof::NAME)?.control_offset as usize;
     let mut images = vec![(original.clone(), None), (rewritten.image, Some(transformed))];
@@ -145,6 +145,11 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
             images.push((by_offset.image, Some(at)));
         }
         Err(why) => log!("nothing is sliced by offset: {why}"),
+    }
+    if is_ptx {
+        for (image, _) in &mut images {
+            *image = compiled_or_text(std::mem::take(image));
+        }
     }
     let loaded = host::load(context, host::LOAD_PATIENCE, || {
         images.into_iter().map(|(image, at)| function(image, at)).collect::<Result<Vec<_>, _>>()
@@ -236,31 +241,6 @@ fn offsets(form: &Form, is_ptx: bool, bench: &Bench) -> Result<u32, TransformRef
     }
     bench.check("in slices by offset")?;
     Ok(slices.len() as u32)
-}
-
-/// The kernel as this driver compiles it for the current device.
-fn compiled() -> Result<Vec<u8>, TransformRefusal> {
-    let d = driver();
-    let missing = TransformRefusal::DriverRefused;
-    let (create, add) = (d.link_create.ok_or(missing)?, d.link_add.ok_or(missing)?);
-    let (complete, destroy) = (d.link_complete.ok_or(missing)?, d.link_destroy.ok_or(missing)?);
-    let text = CString::new(proof::PTX).map_err(|_| TransformRefusal::Malformed)?;
-    let bytes = text.as_bytes_with_nul().len();
-    let none: Ptr = std::ptr::null_mut();
-    let (mut link, mut cubin, mut size) = (none, none, 0);
-    // SAFETY: no options; a text with its NUL; the cubin belongs to the link until that is
-    // destroyed, and is copied before.
-    unsafe {
-        check(create(0, std::ptr::null_mut(), none.cast(), &mut link))?;
-        let data = text.as_ptr().cast_mut().cast();
-        let name = c"tally_proof.ptx".as_ptr();
-        let added =
-            add(link, LINK_INPUT_PTX, data, bytes, name, 0, std::ptr::null_mut(), none.cast());
-        let done = check(added).and_then(|()| check(complete(link, &mut cubin, &mut size)));
-        let copy = done.map(|()| std::slice::from_raw_parts(cubin.cast::<u8>(), size).to_vec());
-        destroy(link);
-        copy
-    }
 }
 
 /// Load an image and find the kernel in it. The module stays. The context is idle.

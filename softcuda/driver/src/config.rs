@@ -81,6 +81,12 @@ pub fn load_time() -> std::time::Duration {
     std::time::Duration::from_millis(number("TALLY_SOFTCUDA_LOAD_MS").unwrap_or(0).min(60_000))
 }
 
+/// Launches that must begin while PTX is compiled: `TALLY_SOFTCUDA_COMPILE_LAUNCHES`, as it was when first asked.
+pub fn launches_to_compile() -> u64 {
+    static LAUNCHES: OnceLock<u64> = OnceLock::new();
+    *LAUNCHES.get_or_init(|| number("TALLY_SOFTCUDA_COMPILE_LAUNCHES").unwrap_or(0))
+}
+
 /// SMs: `TALLY_SOFTCUDA_SMS`, `None` if unset or unusable.
 pub fn sms() -> Option<u32> {
     number("TALLY_SOFTCUDA_SMS").map(|n| n.clamp(1, crate::sm::SMS_MAX as u64) as u32)

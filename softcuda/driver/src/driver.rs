@@ -4,6 +4,7 @@ use crate::config;
 use crate::context::Context;
 use crate::error::{CuError, CuResult};
 use crate::event::Event;
+use crate::exports::link::Link;
 use crate::graph::{Exec, Graph};
 use crate::green::{Descriptor, Green};
 use crate::memory::{MemoryMap, Pool};
@@ -27,6 +28,7 @@ pub(crate) struct Driver {
     pub(crate) events: Registry<Event>,
     pub(crate) modules: Registry<Module>,
     pub(crate) libraries: Registry<Library>,
+    pub(crate) links: Registry<Link>,
     pub(crate) functions: Registry<Function>,
     pub(crate) kernels: Registry<KernelHandle>,
     pub(crate) graphs: Registry<Graph>,
@@ -117,6 +119,7 @@ fn start() -> CuResult<Driver> {
         events: Registry::default(),
         modules: Registry::default(),
         libraries: Registry::default(),
+        links: Registry::default(),
         functions: Registry::default(),
         kernels: Registry::default(),
         graphs: Registry::default(),

@@ -17,6 +17,9 @@ struct Wrapper {
     more: *const u8,
 }
 
+/// What was linked begins with it.
+pub(crate) const LINKED: &str = "// linked\n";
+
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 

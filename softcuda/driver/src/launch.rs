@@ -1,6 +1,6 @@
 //! Kernel launches: checked and copied when they are made, run later.
 
-use crate::config::{BLOCK_DIM_MAX, BLOCK_THREADS_MAX, GRID_DIM_MAX, PARAM_BYTES_MAX};
+use crate::config::{self, BLOCK_DIM_MAX, BLOCK_THREADS_MAX, GRID_DIM_MAX, PARAM_BYTES_MAX};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
 use crate::exec::Scratch;
@@ -11,8 +11,12 @@ use crate::module::Function;
 use crate::sm::SmSet;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Compiling that waits for launches fails after so long.
+const COMPILE_MAX: Duration = Duration::from_secs(20);
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,32 @@ pub(crate) struct Launch {
     from_extra: bool,
     /// Made when a program asks.
     lists: OnceLock<ParamLists>,
+}
+
+/// Launches that this process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn count_launch() {
+    MADE.fetch_add(1, SeqCst);
+}
+
+/// Wait for so many launches as `TALLY_SOFTCUDA_COMPILE_LAUNCHES` says.
+///
+/// # Errors
+/// `UNKNOWN` if they do not come.
+pub(crate) fn wait_as_compiler() -> CuResult {
+    let (wanted, before) = (config::launches_to_compile(), MADE.load(SeqCst));
+    if before == 0 {
+        return Ok(());
+    }
+    let begin = Instant::now();
+    while MADE.load(SeqCst) - before < wanted {
+        if begin.elapsed() > COMPILE_MAX {
+            return Err(CuError::UNKNOWN);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// The parameters as `cuGraphKernelNodeGetParams` gives them: addresses in a

@@ -2,7 +2,7 @@ use crate::capture;
 use crate::config::{self, LaunchFault, PRIORITY_RANGE};
 use crate::error::{CuError, CuResult};
 use crate::ffi::{In, exports_per_thread};
-use crate::launch::{Launch, Shape, is_hint};
+use crate::launch::{Launch, Shape, count_launch, is_hint};
 use crate::module::resolve_function;
 use crate::op::Op;
 use crate::stream::{NullStream, resolve};
@@ -90,6 +90,7 @@ fn launch(
         return Err(CuError::INVALID_HANDLE);
     }
     let mut launch = Launch::prepare(function, shape, params, extra)?;
+    count_launch();
     match config::launch_fault(&launch.function.kernel()?.name, launch.params.len()) {
         None => {}
         Some(LaunchFault::Refused) => return Err(CuError::LAUNCH_FAILED),

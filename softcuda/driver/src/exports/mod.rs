@@ -16,6 +16,7 @@ mod green;
 mod init;
 mod launch;
 mod library;
+pub(crate) mod link;
 mod memory;
 mod module;
 mod pointer;

@@ -5,6 +5,7 @@ use crate::error::{CuError, CuResult};
 use crate::exec::LoadError;
 use crate::ffi::{In, Out, exports};
 use crate::image;
+use crate::launch::wait_as_compiler;
 use crate::module::Module;
 use crate::registry::handle_of;
 use std::ffi::{c_char, c_void};
@@ -98,6 +99,9 @@ fn load(out: &Out<usize>, ptx: Result<String, LoadError>, options: &JitOptions) 
     let (driver, context) = (driver()?, current()?);
     let _alone = context.synchronize_alone()?;
     std::thread::sleep(load_time());
+    if ptx.as_ref().is_ok_and(|ptx| !ptx.starts_with(image::LINKED)) {
+        wait_as_compiler()?;
+    }
     let module = ptx.and_then(|ptx| Module::load(driver, &context, &ptx, None));
     out.set(driver.modules.insert(&options.report(module)?))
 }

@@ -1,6 +1,6 @@
 //! Functions that exist, so that programs that name them load, and that this
 //! device cannot do: textures and arrays, virtual memory management, IPC,
-//! linking, graphics and external memory.
+//! graphics and external memory, linking files.
 
 use crate::error::CuError;
 
@@ -87,11 +87,7 @@ unsupported! {
     cuLaunchGrid
     cuLaunchGridAsync
     cuLibraryGetUnifiedFunction
-    cuLinkAddData_v2
     cuLinkAddFile_v2
-    cuLinkComplete
-    cuLinkCreate_v2
-    cuLinkDestroy
     cuLogsCurrent
     cuLogsDumpToFile
     cuLogsDumpToMemory
