@@ -23,11 +23,16 @@ def lines(content, table, made_with):
     text += table(header, rows)
     if not content["changes"]:
         return text
-    text += ["While the width changes after at most 2 ms, and launches that are decided get another one: how long the GPU was idle between two kernels, by CUPTI, also for the program's CPU.", ""]
-    changes = [[row["job"], *gaps(row["changed"]), *gaps(row["same"])] for row in content["changes"]]
-    header = ["training", "changes of SMs", "idle then: p50 / p95 / p99 us", "other kernels", "idle before: p50 / p95 / p99 us"]
+    text += ["While the width changes after at most 2 ms, and launches that are decided get another one: how long the GPU was idle between two kernels, by CUPTI, also for the program's CPU. *Stream waits*: as above, over the latest 255 changes that the core timed, which leaves out launches that came after the GPU had ended all before them.", ""]
+    changes = [[row["job"], *gaps(row["changed"]), *gaps(row["same"]), *waits(row.get("timed"))] for row in content["changes"]]
+    header = ["training", "changes of SMs", "idle then: p50 / p95 / p99 us", "other kernels", "idle before: p50 / p95 / p99 us", "timed", "stream waits: p50 / p99 us"]
     return text + table(header, changes)
 
 
 def gaps(of):
     return of["count"], "-" if not of["count"] else " / ".join(f"{of[key]:.1f}" for key in ("p50_us", "p95_us", "p99_us"))
+
+
+def waits(timed):
+    """How many changes were timed, and how long streams waited."""
+    return ("", "") if timed is None else (timed["count"], f"{timed['p50_us']:.1f} / {timed['p99_us']:.1f}")

@@ -142,8 +142,9 @@ pub struct Needs {
 pub struct Tpot {
     /// Longest time of a token, ms.
     pub tpot_ms: f64,
-    /// Tokens that kept the objective of their time.
+    /// Tokens that kept the objective of their time, and tokens that took longer; without one they are neither.
     pub tokens_within: u64,
+    pub tokens_late: u64,
     /// Share of the recent tokens that kept it, %; `null` without tokens.
     #[serde(deserialize_with = "required")]
     pub attainment_percent: Option<f64>,
@@ -190,8 +191,9 @@ pub struct Service {
     pub objective: Option<Objective>,
     /// Requests that ended since it registered. Begins anew at the first marked request.
     pub requests: u64,
-    /// Requests that kept the objective of their time.
+    /// Requests that kept the objective of their time, and requests that took longer; without one they are neither.
     pub requests_within: u64,
+    pub requests_late: u64,
     /// Requests of the last five to ten minutes, or since the objective was set.
     pub recent: u64,
     /// Median of the recent requests, ms.
@@ -334,8 +336,12 @@ pub struct Transformed {
     /// 99th percentile of these times, us.
     pub turnaround_us_p99: f64,
     /// Median time for which the GPU has nothing of a stream's to do before a launch that goes to some of the SMs, over
-    /// the latest measured, us; 0 if none was.
+    /// the latest 15 measured, us; 0 if none was. Launches made after the GPU had ended all before them do not count.
     pub sm_limit_us_p50: f64,
+    /// 99th percentile of these times, over the latest 255, us.
+    pub sm_limit_us_p99: f64,
+    /// Such times measured so far.
+    pub sm_limits_timed: u64,
     /// GPU memory that went as the green contexts for launches on some of the SMs were made, MB. What others took or
     /// freed meanwhile counts too; what is made in them later does not.
     pub sm_limit_mb: f64,

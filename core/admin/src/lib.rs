@@ -113,7 +113,11 @@ pub enum Request {
     AbReport {},
     AbStop {},
     /// End the core in an orderly way.
-    Stop {},
+    Stop {
+        /// Leave a private MPS daemon to the next core.
+        #[serde(default)]
+        keep_mps: bool,
+    },
 }
 
 /// A request about the decision log and the shadow.
@@ -212,7 +216,7 @@ mod tests {
             Request::Status { kernels: Some(3) },
             Request::PolicyLoad { path: "/p.wasm".into(), config: None },
             Request::AbStart { a: None, b, plan, replace_active: true },
-            Request::Stop {},
+            Request::Stop { keep_mps: true },
         ] {
             assert_eq!(from_value::<Request>(to_value(&request).unwrap()).unwrap(), request);
         }
@@ -222,7 +226,8 @@ mod tests {
             cpu_percent: Some(5.0),
         };
         assert_eq!(from_value::<RecordRequest>(to_value(&shadow).unwrap()).unwrap(), shadow);
-        assert_eq!(to_value(Request::Stop {}).unwrap(), json!({"cmd": "stop"}));
+        let stop = Request::Stop { keep_mps: false };
+        assert_eq!(from_value::<Request>(json!({"cmd": "stop"})).unwrap(), stop);
         assert!(from_value::<Request>(json!({"cmd": "stop", "now": 1})).is_err());
     }
 

@@ -232,6 +232,11 @@ impl PrivateDaemon {
         let _ = self.stop.send(true);
         let _ = self.keeper.await;
     }
+
+    /// Leave it to the next core.
+    pub fn leave(self) {
+        self.keeper.abort();
+    }
 }
 
 /// Watch the daemon, start it again when it dies, stop it when asked.

@@ -29,7 +29,7 @@ use crate::signals::{Asked, Signals};
 use crate::socket::Claim;
 use crate::subordinate;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -170,6 +170,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
         recordings,
         sharing: RefCell::new(Some(sharing)),
         stop: Notify::new(),
+        keeps_mps: Cell::new(false),
         started: Instant::now(),
         pinned,
         gpus: Arc::new(Gpus::listed()),
@@ -211,7 +212,7 @@ async fn serve(config: Config) -> Result<(), CoreError> {
     let sharing = plane.sharing.borrow_mut().take();
     if let Some(sharing) = sharing {
         tokio::select! {
-            () = sharing.end() => {}
+            () = sharing.end(plane.keeps_mps.get()) => {}
             () = second_stop(&mut signals) => {}
         }
     }

@@ -193,10 +193,12 @@ impl SharingMode {
         }
     }
 
-    /// Stops the MPS daemon if the core started it.
-    pub async fn end(self) {
-        if let InForce::Mps { private: Some(daemon), .. } = self.in_force {
-            daemon.stop().await;
+    /// Stops the MPS daemon if the core started it and it is not to be kept for the next one.
+    pub async fn end(self, keeps_mps: bool) {
+        match self.in_force {
+            InForce::Mps { private: Some(daemon), .. } if keeps_mps => daemon.leave(),
+            InForce::Mps { private: Some(daemon), .. } => daemon.stop().await,
+            _ => {}
         }
     }
 }

@@ -145,6 +145,8 @@ fn transformed(n: &ClientNumbers) -> Transformed {
         turnaround_us_p50: s.turnaround_p50_ns as f64 / 1e3,
         turnaround_us_p99: s.turnaround_p99_ns as f64 / 1e3,
         sm_limit_us_p50: s.limit_cost_ns as f64 / 1e3,
+        sm_limit_us_p99: s.limit_cost_p99_ns as f64 / 1e3,
+        sm_limits_timed: s.limit_costs,
         sm_limit_mb: n.report.sm_limit_bytes as f64 / 1e6,
     }
 }
@@ -270,6 +272,7 @@ fn service(n: &ServiceNumbers, marked: Option<&MarkNumbers>) -> Service {
             .map(|o| Objective { slo_ms: o.slo_ns as f64 / 1e6, percentile: o.percentile }),
         requests: n.requests,
         requests_within: n.requests_within,
+        requests_late: n.requests_late,
         recent: n.recent,
         p50_ms: n.p50_ns as f64 / 1e6,
         p99_ms: n.p99_ns as f64 / 1e6,
@@ -301,6 +304,7 @@ fn tpot(n: &MarkNumbers) -> Option<Tpot> {
     n.tpot_ns.map(|ns| Tpot {
         tpot_ms: ns as f64 / 1e6,
         tokens_within: tokens.within,
+        tokens_late: tokens.late,
         attainment_percent: (tokens.recent > 0).then_some(attainment),
     })
 }

@@ -319,9 +319,20 @@ fn a_private_mps_daemon_is_started_watched_and_stopped() {
         let mps = core.status()["sharing"]["mps"].clone();
         mps["restarts"] == 1 && mps["state"] == "running"
     });
+    // Left to the next core, which takes it over.
+    let asked = || std::fs::read_to_string(pipes.join("asked")).unwrap();
+    core.ask(json!({"cmd": "stop", "keep_mps": true}));
+    assert_eq!(core.wait().code(), Some(0));
+    assert!(!asked().contains("quit") && pipes.join("control").exists(), "kept");
+    let mut core = Core::start_in(core.kill(), &config, &[]);
+    let mps = core.status()["sharing"]["mps"].clone();
+    assert_eq!(
+        (&mps["restarts"], &mps["state"], &mps["pid"]),
+        (&json!(0), &json!("running"), &json!(null))
+    );
     core.signal(Signal::TERM);
     assert_eq!(core.wait().code(), Some(0));
-    assert!(std::fs::read_to_string(pipes.join("asked")).unwrap().contains("quit"));
+    assert!(asked().contains("quit"));
     assert!(!pipes.join("control").exists(), "stopped");
     let logs = core.admin.parent().unwrap().join("mps-log");
     assert!(logs.join("output.log").exists(), "where no container can replace it");

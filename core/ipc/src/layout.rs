@@ -299,7 +299,7 @@ pub struct Turnarounds {
 }
 
 /// Costs of limited launches that are kept.
-pub const LIMIT_COST_SLOTS: usize = 15;
+pub const LIMIT_COST_SLOTS: usize = 255;
 
 /// What it cost streams that a launch went to some of the SMs; written by the client.
 #[repr(C, align(64))]

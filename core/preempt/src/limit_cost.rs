@@ -2,8 +2,8 @@
 //! program's stream to do, from when what is before the launch has ended to when the launch may start, by two timed
 //! events.
 //!
-//! The first such launches are timed, and then one in [`EVERY`], none while another is open. The time of one is read
-//! when the next is to be timed. If the GPU had ended all before the launch was made, that says nothing.
+//! The first [`FIRST`] such launches are timed, and then one in [`EVERY`], none while another is open. The time of one
+//! is read when the next is to be timed. If the GPU had ended all before the launch was made, that says nothing.
 
 use crate::cuda::{NOT_READY, Ptr, SUCCESS, driver};
 use std::ffi::c_uint;
@@ -12,8 +12,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::LIMIT_COST_SLOTS;
 
+/// So many launches are timed at first.
+const FIRST: u32 = 15;
 /// Of later launches one in so many is timed.
-const EVERY: u32 = 16;
+const EVERY: u32 = 4;
 
 /// There are no events.
 const NONE: u32 = 0;
@@ -84,7 +86,7 @@ pub struct Timed(());
 /// The next launch goes to another stream than `latest`, which has the work before it.
 pub fn begin(client: &ClientRegion, latest: usize) -> Option<Timed> {
     let before = GONE.fetch_add(1, Relaxed);
-    if before >= LIMIT_COST_SLOTS as u32 && !before.is_multiple_of(EVERY) {
+    if before >= FIRST && !before.is_multiple_of(EVERY) {
         return None;
     }
     let was_open = take(OPEN);

@@ -82,7 +82,11 @@ pub enum Command {
     /// and any number of best-effort trainings.
     Sim(crate::sim::SimArgs),
     /// Stop the core: it grants every held launch, then ends.
-    Stop,
+    Stop {
+        /// Leave a private MPS daemon to the next core, so that running programs keep their GPU contexts
+        #[arg(long)]
+        keep_mps: bool,
+    },
     /// Print shell completions.
     Completions {
         /// The shell to print them for
@@ -340,7 +344,7 @@ pub fn main() -> ExitCode {
         Command::Log { command } => crate::log::run(&admin, command),
         Command::Shadow { command } => crate::shadow::run(&admin, command),
         Command::Sim(args) => crate::sim::run(&args),
-        Command::Stop => crate::policy::stop(&admin),
+        Command::Stop { keep_mps } => crate::policy::stop(&admin, keep_mps),
         Command::Completions { shell } => completions(shell),
         Command::Reference { document } => {
             std::io::stdout().lock().write_all(document.text().as_bytes()).map_err(CtlError::from)

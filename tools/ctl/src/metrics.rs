@@ -215,10 +215,12 @@ impl Collector<'_> {
         }
         if let Some(tpot) = &s.tpot {
             self.sample(&registry::TOKENS_WITHIN, &of, tpot.tokens_within as f64);
+            self.sample(&registry::TOKENS_LATE, &of, tpot.tokens_late as f64);
             self.sample(&registry::TOKEN_OBJECTIVE, &of, tpot.tpot_ms * 1e-3);
         }
         if let Some(objective) = &s.objective {
             self.sample(&registry::REQUESTS_WITHIN, &of, s.requests_within as f64);
+            self.sample(&registry::REQUESTS_LATE, &of, s.requests_late as f64);
             self.sample(&registry::OBJECTIVE, &of, objective.slo_ms * 1e-3);
         }
     }

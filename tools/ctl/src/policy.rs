@@ -113,6 +113,6 @@ fn active(out: &mut impl Write, loaded: &Active) -> std::io::Result<()> {
 }
 
 /// Ask the core to stop.
-pub fn stop(socket: &AdminSocket) -> Result<(), CtlError> {
-    Core::connect(socket)?.ask(&Request::Stop {}).map(drop)
+pub fn stop(socket: &AdminSocket, keep_mps: bool) -> Result<(), CtlError> {
+    Core::connect(socket)?.ask(&Request::Stop { keep_mps }).map(drop)
 }

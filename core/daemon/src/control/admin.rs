@@ -305,9 +305,10 @@ pub(super) async fn answer(plane: &Rc<Plane>, line: &[u8], fds: Vec<PeerFd>, pee
         Request::ClientMinShare { client, percent } => {
             set_min_share(plane, uid, client, percent).await
         }
-        Request::Stop {} if !may_change => denied("stop the core"),
-        Request::Stop {} => {
-            tracing::info!(uid, "asked to stop");
+        Request::Stop { .. } if !may_change => denied("stop the core"),
+        Request::Stop { keep_mps } => {
+            tracing::info!(uid, keep_mps, "asked to stop");
+            plane.keeps_mps.set(keep_mps);
             plane.stop.notify_one();
             json!({"ok": "draining"})
         }

@@ -15,7 +15,7 @@ use crate::quota::{QuotaPlace, Room};
 use crate::record::Recordings;
 use crate::sharing::SharingMode;
 use rustix::fd::{AsFd, OwnedFd};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -107,6 +107,7 @@ async fn open() -> (Rc<Plane>, Rc<RefCell<Harness>>) {
         recordings: recordings.expect("nothing is recorded"),
         sharing: RefCell::new(Some(sharing.expect("none was asked for"))),
         stop: Notify::new(),
+        keeps_mps: Cell::new(false),
         started: Instant::now(),
         pinned: None,
         gpus: Arc::default(),

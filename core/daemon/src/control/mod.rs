@@ -65,6 +65,8 @@ pub struct Plane {
     pub sharing: RefCell<Option<SharingMode>>,
     /// Somebody asked the core to stop.
     pub stop: Notify,
+    /// A private MPS daemon is left to the next core.
+    pub keeps_mps: Cell<bool>,
     pub started: Instant,
     pub pinned: Option<u32>,
     /// The GPUs that the driver lists; a client may report no other.

@@ -8,7 +8,7 @@ mod turnarounds;
 mod units;
 
 pub use breaches::Oddities;
-pub use limit_costs::median_ns as limit_cost_ns;
+pub use limit_costs::{median_ns as limit_cost_ns, p99_ns as limit_cost_p99_ns};
 
 use super::Engine;
 use super::Settings;

@@ -68,15 +68,15 @@ struct Times {
     limit_ns: Option<u64>,
     /// Units that kept it, of the stretches `now` and `before`.
     within: [u64; 2],
-    /// Units of stretches that are over, and those that kept it.
-    over: [u64; 2],
+    /// Units of stretches that are over, those that kept it and late ones.
+    over: [u64; 3],
 }
 
 impl Times {
     fn new(now_ns: u64) -> Box<Self> {
         let new = || Histogram::new_with_bounds(TIMES_NS[0], TIMES_NS[1], SIGNIFICANT_DIGITS);
         let [now, before] = [new(), new()].map(|times| times.expect("constant bounds are valid"));
-        let (within, over) = ([0; 2], [0; 2]);
+        let (within, over) = ([0; 2], [0; 3]);
         Box::new(Times { now, before, turned_ns: now_ns, limit_ns: None, within, over })
     }
 
@@ -97,10 +97,17 @@ impl Times {
     }
 
     fn end_stretch(&mut self) {
-        self.over = [self.over[0] + self.now.len(), self.over[1] + self.within[0]];
+        self.over = self.totals();
         std::mem::swap(&mut self.now, &mut self.before);
         self.now.reset();
         self.within = [0, self.within[0]];
+    }
+
+    /// Units, those that kept the objective of their time and those that took longer.
+    fn totals(&self) -> [u64; 3] {
+        let (units, within) = (self.now.len(), self.within[0]);
+        let late = if self.limit_ns.is_some() { units - within } else { 0 };
+        [self.over[0] + units, self.over[1] + within, self.over[2] + late]
     }
 
     fn turn(&mut self, now_ns: u64) {
@@ -119,9 +126,11 @@ impl Times {
         // Of the same bounds: nothing can be lost.
         let _ = recent.add(&self.before);
         let quantile = |share| if recent.is_empty() { 0 } else { recent.value_at_quantile(share) };
+        let [count, within, late] = self.totals();
         UnitNumbers {
-            count: self.over[0] + self.now.len(),
-            within: self.over[1] + self.within[0],
+            count,
+            within,
+            late,
             recent: recent.len(),
             recent_within: self.within.iter().sum(),
             p50_ns: quantile(0.5),
@@ -135,8 +144,9 @@ impl Times {
 pub struct UnitNumbers {
     /// Units that ended since the client registered.
     pub count: u64,
-    /// Those of them that kept the objective of their time.
+    /// Those of them that kept the objective of their time, and those that took longer.
     pub within: u64,
+    pub late: u64,
     /// Units of the last five to ten minutes, or since the objective was set.
     pub recent: u64,
     pub recent_within: u64,

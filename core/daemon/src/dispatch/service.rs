@@ -81,8 +81,9 @@ pub struct ServiceNumbers {
     pub objective: Option<Objective>,
     /// Requests that ended since the client registered.
     pub requests: u64,
-    /// Requests that kept the objective; 0 without one.
+    /// Requests that kept the objective, and that took longer; none while there was none.
     pub requests_within: u64,
+    pub requests_late: u64,
     /// Recent requests, and those of them that kept the objective.
     pub recent: u64,
     pub recent_within: u64,
@@ -104,8 +105,8 @@ pub struct Service {
     turned_ns: u64,
     /// When what is recent began, ns; `None`: at the next look.
     recent_since_ns: Option<u64>,
-    /// Requests, and those within the objective, of stretches that are over.
-    over: [u64; 2],
+    /// Requests, those within the objective and late ones, of stretches that are over.
+    over: [u64; 3],
 }
 
 impl Service {
@@ -120,7 +121,7 @@ impl Service {
             before,
             turned_ns: now_ns,
             recent_since_ns: None,
-            over: [0; 2],
+            over: [0; 3],
         };
         service.set_objective(objective);
         service
@@ -140,11 +141,20 @@ impl Service {
     }
 
     fn end_stretch(&mut self) {
-        let within = if self.objective.is_some() { self.now.within } else { 0 };
-        self.over = [self.over[0] + self.now.times.len(), self.over[1] + within];
+        self.over = self.totals();
         std::mem::swap(&mut self.now, &mut self.before);
         self.now.clear();
         self.now.slo_ns = self.before.slo_ns;
+    }
+
+    /// Requests, those within the objective and late ones.
+    fn totals(&self) -> [u64; 3] {
+        let now = &self.now;
+        let (within, late) = match self.objective {
+            Some(_) => (now.within, now.times.len() - now.within),
+            None => (0, 0),
+        };
+        [self.over[0] + now.times.len(), self.over[1] + within, self.over[2] + late]
     }
 
     fn turn(&mut self, now_ns: u64) {
@@ -164,7 +174,7 @@ impl Service {
         if marks.is_first() {
             self.now.clear();
             self.before.clear();
-            self.over = [0; 2];
+            self.over = [0; 3];
             self.recent_since_ns = Some(now_ns);
         }
         marks.count(&mut self.now);
@@ -213,10 +223,12 @@ impl Service {
         let has_objective = self.objective.is_some();
         let within = |n: u64| if has_objective { n } else { 0 };
         let quantile = |share| if recent.is_empty() { 0 } else { recent.value_at_quantile(share) };
+        let [requests, requests_within, requests_late] = self.totals();
         ServiceNumbers {
             objective: self.objective,
-            requests: self.over[0] + self.now.times.len(),
-            requests_within: self.over[1] + within(self.now.within),
+            requests,
+            requests_within,
+            requests_late,
             recent: recent.len(),
             recent_within: within(self.now.within + self.before.within),
             p50_ns: quantile(0.5),
@@ -305,7 +317,8 @@ mod tests {
         client.request(now + 11 * MS, now + 12 * MS);
         client.look(now + 20 * MS, &mut service);
         let n = service.numbers();
-        assert_eq!((n.objective, n.requests, n.requests_within, n.recent_within), (None, 6, 3, 0));
+        assert_eq!((n.objective, n.requests, n.recent_within), (None, 6, 0));
+        assert_eq!((n.requests_within, n.requests_late), (3, 2), "the last had no objective");
     }
 
     /// Ten requests in 10 s, of which three take longer than 5 ms.

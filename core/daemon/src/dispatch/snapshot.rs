@@ -2,7 +2,7 @@
 //! plane. Taken between passes, kernels and clients some at a time, because
 //! all of them at once would be a pause.
 
-use super::client::{DispatchClient, Oddities, limit_cost_ns};
+use super::client::{DispatchClient, Oddities, limit_cost_ns, limit_cost_p99_ns};
 use super::handover::FaultCost;
 use super::marks::MarkNumbers;
 use super::min_share::{MinShare, MinShares};
@@ -60,6 +60,9 @@ pub struct ShimCounts {
     pub turnaround_p99_ns: u64,
     /// Median of what an SM-limited launch costs its stream, ns; 0: unknown.
     pub limit_cost_ns: u64,
+    pub limit_cost_p99_ns: u64,
+    /// How many such costs were measured.
+    pub limit_costs: u64,
     pub busy: bool,
     pub busy_total_ns: u64,
     pub busy_periods: u64,
@@ -218,6 +221,8 @@ fn shim_counts(region: &ClientRegion, busy_total_ns: u64) -> ShimCounts {
         turnaround_p50_ns,
         turnaround_p99_ns,
         limit_cost_ns: limit_cost_ns(&region.limit_costs),
+        limit_cost_p99_ns: limit_cost_p99_ns(&region.limit_costs),
+        limit_costs: word(&region.limit_costs.count),
         busy: word(&a.busy_streams) != 0,
         busy_total_ns,
         busy_periods: word(&a.busy_periods),

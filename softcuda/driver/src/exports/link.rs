@@ -11,7 +11,7 @@ use crate::sync::lock;
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// `CU_JIT_INPUT_PTX`.
+/// `CU_JIT_INPUT_PTX`: the text of one module.
 const INPUT_PTX: u32 = 1;
 
 /// What one link is made of, and its image once it is complete.

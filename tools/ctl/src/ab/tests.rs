@@ -9,7 +9,12 @@ fn a_metric_that_nothing_feeds_is_said_at_the_start() {
     };
     let service = |objective, tpot| Some(Service { objective, tpot, ..Service::default() });
     let objective = Some(tally_admin::Objective { slo_ms: 1.0, percentile: 99.0 });
-    let tpot = Some(tally_admin::Tpot { tpot_ms: 1.0, tokens_within: 0, attainment_percent: None });
+    let tpot = Some(tally_admin::Tpot {
+        tpot_ms: 1.0,
+        tokens_within: 0,
+        tokens_late: 0,
+        attainment_percent: None,
+    });
     let plain = [client(Class::High, service(None, None))];
     let says = |metric, clients: &[ClientStatus]| lack(metric, clients).is_some();
     assert!(!says(Metric::HpP99, &plain) && says(Metric::HpP99, &[]));

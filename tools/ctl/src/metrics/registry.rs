@@ -90,13 +90,17 @@ metrics! {
     REQUESTS: counter "tally_client_requests_total" ["client", "name", "class"]
         "Requests of this high-priority client that ended.";
     REQUESTS_WITHIN: counter "tally_client_requests_within_objective_total" ["client", "name", "class"]
-        "Requests of this high-priority client that kept its objective; all others were late.";
+        "Requests of this high-priority client that kept its objective.";
+    REQUESTS_LATE: counter "tally_client_requests_late_total" ["client", "name", "class"]
+        "Requests of this high-priority client that took longer than its objective.";
     REQUEST_TIME: gauge "tally_client_request_seconds" ["client", "name", "class", "quantile"]
         "Time of a request of this high-priority client, over the last five to ten minutes.";
     TOKENS: counter "tally_client_tokens_total" ["client", "name", "class"]
         "Tokens of this high-priority client that ended: marked ones, or CUDA graph launches.";
     TOKENS_WITHIN: counter "tally_client_tokens_within_objective_total" ["client", "name", "class"]
         "Tokens of this high-priority client that kept its objective for tokens.";
+    TOKENS_LATE: counter "tally_client_tokens_late_total" ["client", "name", "class"]
+        "Tokens of this high-priority client that took longer than its objective for tokens.";
     TOKEN_OBJECTIVE: gauge "tally_client_token_objective_seconds" ["client", "name", "class"]
         "Longest time that a token of this client may take, by its objective for tokens.";
     TOKEN_TIME: gauge "tally_client_token_seconds" ["client", "name", "class", "quantile"]

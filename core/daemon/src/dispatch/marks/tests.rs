@@ -412,9 +412,9 @@ fn graph_launches_are_tokens_where_these_have_an_objective_and_no_marks() {
     client.graphs(4, START + 10 * MS, 0, START + 26 * MS);
     client.graphs(0, START + 30 * MS, 0, START + 31 * MS);
     client.read(START + 32 * MS);
-    let UnitNumbers { count, within, recent, recent_within, p50_ns, p99_ns } =
+    let UnitNumbers { count, within, late, recent, recent_within, p50_ns, p99_ns } =
         client.tokens(START + 32 * MS);
-    assert_eq!((count, within, recent, recent_within), (5, 1, 5, 1));
+    assert_eq!((count, within, late, recent, recent_within), (5, 1, 4, 5, 1));
     assert!(is_about(p50_ns, 4 * MS) && is_about(p99_ns, 4 * MS), "{p50_ns} {p99_ns}");
     assert_eq!(client.sampled().0, 3, "each unit is a request");
     // What is recent begins anew with another objective; totals go on.
@@ -422,7 +422,7 @@ fn graph_launches_are_tokens_where_these_have_an_objective_and_no_marks() {
     client.graphs(1, START + 40 * MS, 0, START + 45 * MS);
     client.read(START + 46 * MS);
     let numbers = client.tokens(START + 46 * MS);
-    assert_eq!((numbers.count, numbers.within), (6, 2));
+    assert_eq!((numbers.count, numbers.within, numbers.late), (6, 2, 4));
     assert_eq!((numbers.recent, numbers.recent_within), (1, 1));
     // Marked tokens count instead, of which requests may be told from launches.
     client.graphs(1, START + 50 * MS, 0, START + 55 * MS);
