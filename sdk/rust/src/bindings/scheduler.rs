@@ -364,7 +364,7 @@ pub mod tally {
                 }
             }
         }
-        /// The core's log.
+        /// The core's standard error; below `info` with `RUST_LOG`.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod log {
             #[used]
