@@ -33,6 +33,8 @@ pub mod steps {
         fn store(&self, value: T, order: Ordering);
         fn fetch_add(&self, value: T, order: Ordering) -> T;
         fn fetch_sub(&self, value: T, order: Ordering) -> T;
+        /// A fence that is sequentially consistent.
+        fn fence();
     }
 
     macro_rules! words {
@@ -53,6 +55,10 @@ pub mod steps {
                 #[inline]
                 fn fetch_sub(&self, value: $int, order: Ordering) -> $int {
                     self.fetch_sub(value, order)
+                }
+                #[inline]
+                fn fence() {
+                    std::sync::atomic::fence(SeqCst);
                 }
             }
         )*};
@@ -77,6 +83,16 @@ pub mod steps {
     #[inline]
     pub fn poll(sequence: &impl Word<u64>) -> u64 {
         sequence.load(SeqCst)
+    }
+
+    /// Core: the slots of all tickets below `until` may be used again. Whether one that is out was without room while
+    /// only those below `from` had been: its thread may sleep.
+    #[inline]
+    pub fn made_room<W: Word<u64>>(next_ticket: &W, from: u64, slots: u64) -> bool {
+        // The client takes its ticket, and behind a fence looks whether there is room, before it sleeps
+        // ([`crate::wait::steps::sleep`]); the core has made room, and looks behind this one. One sees the other.
+        W::fence();
+        next_ticket.load(Relaxed).wrapping_sub(from) as i64 > slots as i64
     }
 
     /// Core: say that it sleeps, before it looks at the rings once more.
@@ -267,6 +283,11 @@ pub fn breach(client: &ClientRegion, ticket: u64) -> Option<&'static str> {
 /// Core: the slot of `ticket` may be used again.
 pub fn consume(core: &CoreRegion, ticket: u64) {
     core.consumed.store(ticket + 1, Release);
+}
+
+/// Core: it has consumed tickets from `from` on. Whether a thread may sleep that had no room before; the caller wakes.
+pub fn made_room(client: &ClientRegion, from: u64) -> bool {
+    steps::made_room(&client.activity.next_ticket, from, RING_SLOTS as u64)
 }
 
 /// Core: let every ticket below `until` run whole. The caller wakes.

@@ -14,13 +14,15 @@ pub mod steps {
     /// Client: sleep once unless `ready`. `futex_wait` sleeps only while the
     /// wake word is what it is given.
     #[inline]
-    pub fn sleep<T>(
-        waiters: &impl Word<u32>,
-        wake: &impl Word<u32>,
+    pub fn sleep<T, W: Word<u32>>(
+        waiters: &W,
+        wake: &W,
         ready: impl Fn() -> Option<T>,
         futex_wait: impl FnOnce(u32),
     ) -> Option<T> {
         waiters.fetch_add(1, SeqCst);
+        // See [`crate::ring::steps::made_room`].
+        W::fence();
         let seen = wake.load(SeqCst);
         let mut result = ready();
         if result.is_none() {

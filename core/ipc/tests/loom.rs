@@ -51,6 +51,9 @@ macro_rules! words {
             fn fetch_sub(&self, value: $int, order: Ordering) -> $int {
                 fenced(order, || self.0.fetch_sub(value, order))
             }
+            fn fence() {
+                fence(SeqCst);
+            }
         }
     )*};
 }
@@ -114,6 +117,7 @@ struct Shared {
     doorbell: Sleepers,
     busy: Loom32,
     notify: Loom32,
+    consumed: Loom64,
     granted: Loom64,
     decision: Loom64,
     argument: Loom64,
@@ -132,6 +136,7 @@ impl Shared {
             doorbell: Sleepers::default(),
             busy: Loom32::new(0),
             notify: Loom32::new(0),
+            consumed: Loom64::new(0),
             granted: Loom64::new(0),
             decision: Loom64::new(0),
             argument: Loom64::new(0),
@@ -170,10 +175,13 @@ impl Shared {
     }
 
     fn wait(&self, ticket: u64) -> (u8, u64) {
+        self.sleep_until(|| self.answer(ticket))
+    }
+
+    fn sleep_until<T>(&self, ready: impl Fn() -> Option<T>) -> T {
         loop {
-            let ready = || self.answer(ticket);
             let futex_wait = |seen| self.futex.futex_wait(&self.wake, seen);
-            if let Some(answer) = wait::sleep(&self.waiters, &self.wake, ready, futex_wait) {
+            if let Some(answer) = wait::sleep(&self.waiters, &self.wake, &ready, futex_wait) {
                 return answer;
             }
         }
@@ -270,6 +278,26 @@ fn two_waiting_threads_both_get_their_answers() {
         for client in waiting {
             assert_eq!(client.join().unwrap(), (0, 0));
         }
+    });
+}
+
+/// A leased launch, which nobody answers, waits only for room: in a ring of one slot, behind another one.
+#[test]
+fn room_is_never_slept_through() {
+    model(|| {
+        let shared = Shared::new();
+        let client = shared.clone();
+        let client = thread::spawn(move || {
+            client.submit();
+            let ticket = client.next_ticket.fetch_add(1, Relaxed);
+            client.sleep_until(|| (client.consumed.load(Acquire) >= ticket).then_some(()));
+        });
+        shared.take(0);
+        shared.consumed.store(1, Release);
+        if ring::made_room(&shared.next_ticket, 0, 1) {
+            shared.wake();
+        }
+        client.join().unwrap();
     });
 }
 

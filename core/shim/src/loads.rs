@@ -5,7 +5,7 @@
 
 use crate::bypass;
 use crate::images::{self, Options, Snapshot};
-use crate::{names, quiesce, span, state};
+use crate::{link, names, quiesce, span, state};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
 use std::fs::File;
 use std::io::Read;
@@ -35,7 +35,7 @@ unsafe fn from_memory(
     if !state::is_best_effort() {
         return load(image);
     }
-    if bypass::is_found() {
+    if !may_read() {
         let result = load(image);
         if result == SUCCESS {
             names::loaded(handle, is_library, 0);
@@ -61,6 +61,11 @@ unsafe fn from_memory(
         names::loaded(handle, is_library, digest);
     }
     result
+}
+
+/// Whether the shim may look at what is loaded: it makes system calls that a filter of the program's may forbid.
+fn may_read() -> bool {
+    !bypass::is_found() && !link::have_filters_changed()
 }
 
 /// The values of a load's options, some of which the driver writes.
@@ -187,7 +192,8 @@ pub unsafe fn library_load_data(
         let left = if is_copy_alike && given != image { 0 } else { library_count };
         real(library, given, names, values, count, library_options, library_values, left)
     };
-    if !is_copy_alike && state::is_best_effort() && !images::is_in_library(image) {
+    let is_read = || state::is_best_effort() && may_read();
+    if !is_copy_alike && is_read() && !images::is_in_library(image) {
         let result = quiesce::while_open(|| load(image));
         if result == SUCCESS {
             crate::names::loaded(library, true, 0);
@@ -267,7 +273,7 @@ pub unsafe fn library_load_file(
 /// # Safety
 /// A NUL-terminated path or null.
 unsafe fn read_file(path: *const c_char) -> Option<(Vec<u8>, Option<String>)> {
-    if path.is_null() || !state::is_best_effort() || bypass::is_found() {
+    if path.is_null() || !state::is_best_effort() || !may_read() {
         return None;
     }
     // SAFETY: by this function's contract.

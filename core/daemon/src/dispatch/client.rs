@@ -371,7 +371,7 @@ impl DispatchClient {
         if let Some(why) = self.broke_too_much() {
             return Taken::Misbehaved(why);
         }
-        let (mut launches, mut taken) = (0, 0);
+        let (mut launches, mut taken, first) = (0, 0, self.next_ticket);
         while taken < share.submissions && self.unanswered.len() < UNANSWERED_MAX {
             let ticket = self.next_ticket;
             match ring::poll(&self.link.region, ticket) {
@@ -401,6 +401,8 @@ impl DispatchClient {
             ring::consume(&self.link.core, ticket);
         }
         self.user().used(Share { submissions: taken, ..Share::default() });
+        // Leased launches wait for nothing else.
+        self.touched |= taken > 0 && ring::made_room(&self.link.region, first);
         Taken::Launches(launches)
     }
 

@@ -303,7 +303,24 @@ impl Client {
 
     fn submit_grid(&mut self, kernel: u32, blocks: u32) -> (u64, u32) {
         let ticket = ring::take_ticket(&self.region);
+        let start = Instant::now();
+        self.submitted_ns = now_ns();
+        while !ring::has_room(&self.core, ticket) {
+            assert!(start.elapsed() < PATIENCE, "no room in the ring for {ticket}");
+            std::thread::sleep(Duration::from_micros(50));
+        }
         self.completion = self.completion.wrapping_add(1);
+        self.leased = self.publish_grid(ticket, kernel, blocks);
+        (ticket, self.completion)
+    }
+
+    /// A launch of kernel 0 with a ticket that has room; it is not told when it has ended.
+    pub fn publish(&self, ticket: u64) {
+        self.publish_grid(ticket, 0, 1_024);
+    }
+
+    /// Whether it is leased.
+    fn publish_grid(&self, ticket: u64, kernel: u32, blocks: u32) -> bool {
         let mut request = Request {
             kernel,
             flags: 0,
@@ -315,21 +332,15 @@ impl Client {
             demand: Default::default(),
             limited_sms: 0,
         };
-        let start = Instant::now();
-        self.submitted_ns = now_ns();
-        while !ring::has_room(&self.core, ticket) {
-            assert!(start.elapsed() < PATIENCE, "no room in the ring for {ticket}");
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        self.leased = self.core.granted.ticket.load(SeqCst) > ticket;
-        if self.leased {
+        let leased = self.core.granted.ticket.load(SeqCst) > ticket;
+        if leased {
             request.flags |= submission_flags::LEASED;
         }
         ring::publish(&self.region, ticket, &request);
         if ring::core_needs_wake(&self.core) {
             self.ring();
         }
-        (ticket, self.completion)
+        leased
     }
 
     pub fn answer(&self, ticket: u64) -> Option<Answer> {

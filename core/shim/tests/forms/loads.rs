@@ -19,7 +19,7 @@ use tally_rewriter::fatbin::{self, Kind};
 const BLOCKS: u32 = 24;
 
 /// Each block writes `number`. The padding makes a load take a while.
-fn which(number: u32, padding: usize) -> String {
+pub fn which(number: u32, padding: usize) -> String {
     format!(
         ".version 7.0
 .target sm_70
@@ -42,7 +42,7 @@ fn which(number: u32, padding: usize) -> String {
 }
 
 /// The numbers that the blocks of some launches wrote.
-fn written(device: &Device, f: Ptr, launches: u32) -> Vec<u32> {
+pub fn written(device: &Device, f: Ptr, launches: u32) -> Vec<u32> {
     let out = device.memory(BLOCKS as usize);
     let mut all = Vec::new();
     for _ in 0..launches {

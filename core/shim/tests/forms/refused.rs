@@ -2,6 +2,7 @@
 
 use crate::governor::Governor;
 use crate::governor::SMS;
+use crate::loads::{which, written};
 use crate::program::{Attribute, Device, THREADS, ask, ok};
 use crate::{both, both_under, welcome};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -482,6 +483,27 @@ fn behind_a_seccomp_filter_the_shim_makes_no_new_kind_of_call() {
             core.expect("shut in");
             core.say("on");
             refuses(core, "step", TransformRefusal::Sandboxed);
+        },
+    );
+}
+
+/// For a filter that ends the process where it reads its own memory through the system.
+#[test]
+fn behind_a_seccomp_filter_code_is_loaded_as_it_comes() {
+    both(
+        behind_a_seccomp_filter_code_is_loaded_as_it_comes,
+        &welcome(),
+        |device| {
+            device.warm_up();
+            forbid(&[libc::SYS_process_vm_readv]);
+            let module = device.load(&which(7, 0));
+            assert_eq!(written(device, device.function_of(module, "which"), 1), [7]);
+            let library = device.library_of(&which(8, 0));
+            assert_eq!(written(device, device.kernel_of(library, "which"), 1), [8]);
+        },
+        |core| {
+            core.warm_up("step");
+            core.ends(0);
         },
     );
 }
