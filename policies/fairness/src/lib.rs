@@ -12,7 +12,9 @@
 //!
 //! Who was idle has no claim to the time: credit that was not used ends with the round. Who took more than its credit,
 //! for a launch is not divided, has less in the next rounds. Who joins takes part in the current round. A round takes
-//! at most [`WALL`] times its GPU time, so nobody waits for long for a client that is slow to use its credit.
+//! at most [`WALL`] times its GPU time, so nobody waits for long for a client that is slow to use its credit. A launch
+//! that is on the GPU for far longer than predicted is taken to use it: it may be one that does not end. Side by side, a
+//! round has room for the longest launches, such as steps that are one graph.
 //!
 //! Where kernels run side by side, holding one client may gain the others nothing. There only a client that has lost
 //! time to the one that asks has a claim: it was backlogged for longer than it got GPU time.
@@ -31,6 +33,7 @@
 
 mod floor;
 mod leases;
+mod member;
 mod saved;
 mod shares;
 mod yields;
@@ -40,11 +43,16 @@ pub use leases::{ClientWidth, Leases};
 pub use shares::Shares;
 pub use yields::Yields;
 
+use member::{Member, Passed};
 use saved::SavedRounds;
-use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, NEVER, UNKNOWN, host};
+use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, UNKNOWN, host};
 
-/// Clients that take part; nobody is held for further ones, nor they for anybody, until others leave.
+/// Clients that take part; nobody is held for further ones, nor they for anybody, until others leave or idle.
 const MEMBERS_MAX: usize = 64;
+/// Without work for so long, a client gives its place to one that has some.
+const IDLE_NS: u64 = 1_000_000_000;
+/// Whether somebody idles is looked at again after so long.
+const IDLE_LOOK_NS: u64 = 10_000_000;
 /// Without work for less than this, a client was backlogged just now.
 const MOMENT_NS: u64 = 500_000;
 /// Least and most time until a launch that is held is looked at again; the most for each [`HELD`] clients.
@@ -58,10 +66,15 @@ const LOOK_NS_MAX: u64 = 250_000;
 const QUANTUM_NS_MIN: u64 = 1_000_000;
 /// A round, or a turn, takes at most so many times its GPU time.
 const WALL: u64 = 2;
-/// What another client has on the GPU is waited for so many times as long.
+/// What another client has on the GPU is waited for so many times as long. What it has there for longer, for nobody
+/// knew how long it takes or its program stands still, it is taken to use from then on.
 const DRAIN: u64 = 4;
 /// Rounds that one decision may begin; then the launch runs.
 const ROUNDS_MAX: u32 = 4;
+/// Side by side, a round is to have room for so many of the longest launches, of up to this time: it ends before
+/// those that wait have had their part otherwise.
+const LONGEST: u64 = 2;
+const LONGEST_NS_MAX: u64 = 250_000_000;
 /// A claim has who lost this part of what the client that asks has used.
 const LOST: i64 = 8;
 /// The GPU may idle so long for a client that will launch again soon.
@@ -77,110 +90,6 @@ const FORGETS: u64 = 32;
 /// What a saved state says of a client's debt and lost time is believed up to so many rounds: any policy may have
 /// written it.
 const RESTORED_ROUNDS: u64 = 4;
-
-/// A client that takes part.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    id: ClientId,
-    weight: u64,
-    quantum_ns: i64,
-    credit_ns: i64,
-    /// Time for which it was backlogged, less the GPU time that it got. Halved with each round.
-    lost_ns: i64,
-    /// When it was looked at last; `None`: not yet.
-    used: Option<Used>,
-    waits: bool,
-    /// The policy has kept its launch back since anybody was asked about it here.
-    is_kept_back: bool,
-    in_flight: bool,
-    /// When it was last backlogged.
-    active_ns: u64,
-    /// The last time that it was not, it launched again within [`PAUSE_NS`].
-    returns_soon: bool,
-    /// It was read from a saved state and has not been looked at since.
-    is_restored: bool,
-    /// The longest of its latest launches that were asked about.
-    longest_ns: u64,
-}
-
-impl Member {
-    fn none(id: ClientId) -> Self {
-        Member {
-            id,
-            weight: 1,
-            quantum_ns: i64::MAX,
-            credit_ns: i64::MAX,
-            lost_ns: 0,
-            used: None,
-            waits: false,
-            is_kept_back: false,
-            in_flight: false,
-            active_ns: 0,
-            returns_soon: false,
-            is_restored: false,
-            longest_ns: 0,
-        }
-    }
-
-    fn is_backlogged(&self) -> bool {
-        self.waits || self.in_flight
-    }
-
-    fn was_just_now(&self, now_ns: u64) -> bool {
-        now_ns < self.active_ns.saturating_add(MOMENT_NS)
-    }
-
-    fn pause_ends_ns(&self) -> u64 {
-        self.active_ns.saturating_add(PAUSE_NS)
-    }
-
-    /// Within what a few rounds amount to. `round_ns` is the GPU time of a round of all clients, `turn_ns` that of a
-    /// client of average weight.
-    fn bound(&mut self, round_ns: u64, turn_ns: u64) {
-        let signed = |ns: u64| 0_i64.saturating_add_unsigned(ns.saturating_mul(RESTORED_ROUNDS));
-        let debt_ns = signed(turn_ns.max(self.quantum_ns.unsigned_abs()));
-        let lost_ns = signed(round_ns.saturating_mul(WALL));
-        self.credit_ns = self.credit_ns.clamp(-debt_ns, self.quantum_ns);
-        self.lost_ns = self.lost_ns.clamp(-lost_ns, lost_ns);
-    }
-
-    /// What it did in the `waited_ns` since it was looked at last.
-    fn look(&mut self, state: &ClientState, now_ns: u64, waited_ns: u64) {
-        let was_backlogged = self.is_backlogged();
-        let now = Used { charged_ns: state.charged_ns, in_flight_ns: state.in_flight_ns };
-        let before = self.used.replace(now).unwrap_or(now);
-        self.credit_ns = self.credit_ns.saturating_sub(more(now.all_ns(), before.all_ns()));
-        let got_ns = more(now.charged_ns, before.charged_ns);
-        let backlogged_ns = if was_backlogged { waited_ns } else { 0 };
-        self.lost_ns = self.lost_ns.saturating_sub(got_ns).saturating_add_unsigned(backlogged_ns);
-        self.waits = state.waiting_since_ns != NEVER;
-        self.in_flight = state.in_flight > 0;
-        if !was_backlogged && self.is_backlogged() {
-            self.returns_soon = now_ns < self.pause_ends_ns();
-        }
-        // What ended meanwhile ended just now, as far as anybody can tell.
-        if was_backlogged || self.is_backlogged() {
-            self.active_ns = now_ns;
-        }
-    }
-}
-
-/// GPU time of a client.
-#[derive(Clone, Copy, Debug)]
-struct Used {
-    charged_ns: u64,
-    in_flight_ns: u64,
-}
-
-impl Used {
-    fn all_ns(self) -> u64 {
-        self.charged_ns.saturating_add(self.in_flight_ns)
-    }
-}
-
-fn more(now_ns: u64, before_ns: u64) -> i64 {
-    0_i64.saturating_add_unsigned(now_ns).saturating_sub_unsigned(before_ns)
-}
 
 /// For what a launch waits.
 #[derive(Clone, Copy, Debug)]
@@ -201,8 +110,12 @@ pub struct Rounds {
     one_at_a_time: bool,
     /// In order of their ids.
     members: Vec<Member>,
-    /// In order of their ids, all later than the members'.
-    others: Vec<Client>,
+    /// Those for which there was no place, in order of their ids.
+    others: Vec<Member>,
+    /// Whether one of them may have a place is looked at again then.
+    idle_look_ns: u64,
+    /// Side by side: GPU time of a client in a round, if all have the same weight and some launches are long.
+    long_turn_ns: u64,
     /// As they were saved, for those that have not joined since.
     known: Vec<Member>,
     /// Whose turn it is, if one launches at a time.
@@ -248,7 +161,7 @@ impl Rounds {
     /// A best-effort client is there.
     pub(crate) fn joined(&mut self, client: &Client) {
         let at = self.others.partition_point(|other| other.id < client.id);
-        self.others.insert(at, *client);
+        self.others.insert(at, Member::new(client, &[]));
         self.fill();
     }
 
@@ -262,9 +175,36 @@ impl Rounds {
     /// Those that have been there for longest take part.
     fn fill(&mut self) {
         let room = MEMBERS_MAX - self.members.len();
-        for client in self.others.drain(..room.min(self.others.len())) {
-            self.members.push(Member::new(&client, &self.known));
-            self.known.retain(|known| known.id != client.id);
+        for other in self.others.drain(..room.min(self.others.len())) {
+            let known = self.known.iter().position(|known| known.id == other.id);
+            let known = known.map(|at| self.known.swap_remove(at));
+            self.members.push(Member { weight: other.weight, ..known.unwrap_or(other) });
+        }
+        self.members.sort_by_key(|member| member.id);
+        self.divide();
+    }
+
+    /// A client without a place launches: it has that of one that idles from now on, if there is one.
+    fn replace_idle(&mut self, launch: &Launch) {
+        let now_ns = launch.now_ns;
+        if now_ns < self.idle_look_ns {
+            return;
+        }
+        self.idle_look_ns = now_ns.saturating_add(IDLE_LOOK_NS);
+        let found = self.others.binary_search_by_key(&launch.client, |other| other.id);
+        let Ok(at) = found else { return };
+        self.look(launch);
+        let idles = |member: &&Member| {
+            !member.is_backlogged() && now_ns >= member.active_ns.saturating_add(IDLE_NS)
+        };
+        let longest = self.members.iter().filter(idles).min_by_key(|member| member.active_ns);
+        let Some(id) = longest.map(|member| member.id) else { return };
+        let other = self.others.remove(at);
+        let idle = self.members.iter().position(|member| member.id == id);
+        if let Some(idle) = idle.map(|idle| std::mem::replace(&mut self.members[idle], other)) {
+            let at = self.others.partition_point(|other| other.id < idle.id);
+            let weight = idle.weight;
+            self.others.insert(at, Member { weight, ..Member::none(idle.id) });
         }
         self.members.sort_by_key(|member| member.id);
         self.divide();
@@ -292,8 +232,13 @@ impl Rounds {
     #[inline(never)]
     fn hold_among(&mut self, launch: Launch) -> Option<Decision> {
         let launch = &launch;
-        let me = self.members.binary_search_by_key(&launch.client, |member| member.id).ok()?;
+        let find = |all: &[Member]| all.binary_search_by_key(&launch.client, |one| one.id);
+        if find(&self.members).is_err() {
+            self.replace_idle(launch);
+        }
+        let me = find(&self.members).ok()?;
         self.members[me].is_kept_back = false;
+        self.note_length(me, launch.predicted_ns);
         if self.has_credit_left(me, launch) {
             self.ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);
             return None;
@@ -320,11 +265,8 @@ impl Rounds {
     pub fn lease(&mut self, launch: &Launch) -> u32 {
         let found = self.members.binary_search_by_key(&launch.client, |member| member.id);
         let (Ok(me), true) = (found, launch.predicted_ns != UNKNOWN) else { return 0 };
-        let window_ns = self.window_ns();
-        let mine = &mut self.members[me];
-        let shorter_ns = mine.longest_ns - mine.longest_ns.div_ceil(FORGETS);
-        mine.longest_ns = launch.predicted_ns.max(shorter_ns);
-        let launches = (window_ns / mine.longest_ns).min(LEASE_LAUNCHES.1);
+        let launches = self.window_ns() / self.members[me].longest_ns.max(1);
+        let launches = launches.min(LEASE_LAUNCHES.1);
         if self.one_at_a_time || launches < LEASE_LAUNCHES.0 || launch.now_ns < self.asked_until_ns
         {
             return 0;
@@ -334,6 +276,26 @@ impl Rounds {
         let launches = launches - self.leases % LEASE_LAUNCHES.0;
         self.ahead_ns = self.ahead_ns.saturating_add(launches.saturating_mul(launch.predicted_ns));
         launches as u32
+    }
+
+    /// A launch is asked about.
+    fn note_length(&mut self, me: usize, predicted_ns: u64) {
+        if predicted_ns == UNKNOWN {
+            return;
+        }
+        let mine = &mut self.members[me];
+        let shorter_ns = mine.longest_ns - mine.longest_ns.div_ceil(FORGETS);
+        mine.longest_ns = predicted_ns.min(LONGEST_NS_MAX).max(shorter_ns);
+        let longest_ns = mine.longest_ns;
+        let wanted_ns = self.wanted_turn_ns(longest_ns);
+        if wanted_ns > self.long_turn_ns && !self.one_at_a_time {
+            self.long_turn_ns = wanted_ns;
+            self.divide();
+        }
+    }
+
+    fn wanted_turn_ns(&self, longest_ns: u64) -> u64 {
+        self.turn_ns.max(LONGEST * longest_ns.min(LONGEST_NS_MAX))
     }
 
     /// A launch starts although its client may have no credit: there is room for it beside the others. What its client
@@ -385,10 +347,13 @@ impl Rounds {
         let patience_ns = self.patience_ns.saturating_add(earned_ns).saturating_sub(spent_ns);
         self.patience_ns = patience_ns.min(PATIENCE_NS_MAX);
         let (round_ns, turn_ns) = (self.round_ns(), self.turn_ns);
+        let in_flight_ns = states.iter().map(|state| state.in_flight_ns);
+        let drain_ns = in_flight_ns.fold(turn_ns, u64::saturating_add).saturating_mul(DRAIN);
+        let since = Passed { passed_ns, waited_ns, drain_ns };
         for state in &states {
             if let Ok(at) = self.members.binary_search_by_key(&state.id, |member| member.id) {
                 let member = &mut self.members[at];
-                member.look(state, now_ns, waited_ns);
+                member.look(state, now_ns, &since);
                 if std::mem::take(&mut member.is_restored) {
                     // The saved usage, from which the core's differs, may be invented.
                     member.bound(round_ns, turn_ns);
@@ -426,7 +391,7 @@ impl Rounds {
                 return Some(Wait::Queue(most_ns.unsigned_abs()));
             }
             let now_ns = self.seen_ns;
-            if claims().any(|member| member.in_flight) {
+            if claims().any(|member| member.in_flight && !member.is_overdue()) {
                 return Some(Wait::Launch);
             }
             let pause_ns = claims()
@@ -463,7 +428,8 @@ impl Rounds {
         if owner == me {
             // What the last owner launched goes first, and this turn begins then. But that may wait for what this one
             // will launch.
-            let is_other = |other: &Member| other.in_flight && other.id != member.id;
+            let is_other =
+                |other: &Member| other.in_flight && !other.is_overdue() && other.id != member.id;
             let waits = self.drain_ns > 0 && self.members.iter().any(is_other);
             if waits {
                 self.left_ns = self.turn_of(owner);
@@ -524,6 +490,12 @@ impl Rounds {
             member.lost_ns /= 2;
         }
         if !self.one_at_a_time {
+            let longest_ns = self.members.iter().map(|member| member.longest_ns).max();
+            let wanted_ns = self.wanted_turn_ns(longest_ns.unwrap_or(0));
+            if wanted_ns < self.long_turn_ns / 2 {
+                self.long_turn_ns = wanted_ns;
+                self.divide();
+            }
             self.left_ns = self.round_ns().saturating_mul(WALL);
         }
     }
@@ -532,7 +504,8 @@ impl Rounds {
     fn divide(&mut self) {
         let weights = || self.members.iter().map(|member| member.weight);
         let (sum, least) = (weights().sum::<u64>().max(1), weights().min().unwrap_or(1));
-        let all_ns = self.turn_ns.saturating_mul(self.members.len() as u64);
+        let turn_ns = self.turn_ns.max(self.long_turn_ns);
+        let all_ns = turn_ns.saturating_mul(self.members.len() as u64);
         let least_ns = QUANTUM_NS_MIN.min(self.turn_ns).div_ceil(least);
         let unit_ns = (all_ns / sum).max(least_ns).max(1);
         for member in &mut self.members {

@@ -1,6 +1,7 @@
 //! What outlives a reload: who owes time, and whose turn it is.
 
-use super::{Member, Rounds, Used};
+use crate::Rounds;
+use crate::member::{Member, Used};
 use tally_sdk::{Client, ClientId};
 
 /// First words of the lines.
@@ -14,7 +15,7 @@ const DIGITS_MAX: usize = 20;
 /// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SavedRounds {
-    round: Option<[u64; 8]>,
+    round: Option<[u64; 9]>,
     members: Vec<Member>,
 }
 
@@ -43,6 +44,7 @@ impl Rounds {
             self.patience_ns,
             self.is_patient.into(),
             self.seen_ns,
+            self.long_turn_ns,
         ];
         let mut lines = String::with_capacity(LINE_BYTES * (1 + self.members.len()));
         put_line(&mut lines, ROUND, round);
@@ -56,11 +58,9 @@ impl Rounds {
     /// left are bounded once the weights of all clients are known.
     #[must_use]
     pub(crate) fn after(mut self, now_ns: u64, saved: SavedRounds) -> Self {
-        let Some([turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen]) =
-            saved.round
-        else {
-            return self;
-        };
+        let Some(round) = saved.round else { return self };
+        let [turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen, long_turn] =
+            round;
         if (turn_ns, one_at_a_time) != (self.turn_ns, u64::from(self.one_at_a_time)) {
             return self;
         }
@@ -68,6 +68,9 @@ impl Rounds {
         (self.left_ns, self.drain_ns, self.seen_ns) = (left, drain, seen.min(now_ns));
         (self.patience_ns, self.is_patient) =
             (patience.min(super::PATIENCE_NS_MAX), is_patient > 0);
+        if !self.one_at_a_time {
+            self.long_turn_ns = long_turn.min(self.wanted_turn_ns(super::LONGEST_NS_MAX));
+        }
         self.known = saved.members;
         self.known.iter_mut().for_each(|member| member.active_ns = member.active_ns.min(now_ns));
         self
@@ -82,7 +85,7 @@ impl Member {
     }
 
     fn save(&self, lines: &mut String) {
-        let used = self.used.unwrap_or(Used { charged_ns: 0, in_flight_ns: 0 });
+        let used = self.used.unwrap_or(Used { charged_ns: 0, in_flight_ns: 0, assumed_ns: 0 });
         put_line(
             lines,
             MEMBER,
@@ -97,21 +100,31 @@ impl Member {
                 self.in_flight.into(),
                 self.active_ns,
                 self.returns_soon.into(),
+                self.longest_ns,
+                self.stalled_ns,
+                used.assumed_ns,
             ],
         )
     }
 
     fn read(line: &str) -> Option<Self> {
-        let [id, credit, lost, is_used, charged, pending, waits, in_flight, active, returns] =
+        let [id, credit, lost, is_used, charged, pending, numbers @ ..]: [u64; 13] =
             numbers(line, MEMBER)?;
+        let [waits, in_flight, active, returns, longest, stalled, assumed] = numbers;
         Some(Member {
             credit_ns: credit.cast_signed(),
             lost_ns: lost.cast_signed(),
-            used: (is_used > 0).then_some(Used { charged_ns: charged, in_flight_ns: pending }),
+            used: (is_used > 0).then_some(Used {
+                charged_ns: charged,
+                in_flight_ns: pending,
+                assumed_ns: assumed,
+            }),
             waits: waits > 0,
             in_flight: in_flight > 0,
             active_ns: active,
             returns_soon: returns > 0,
+            longest_ns: longest.min(super::LONGEST_NS_MAX),
+            stalled_ns: stalled,
             is_restored: true,
             ..Member::none(ClientId::try_from(id).ok()?)
         })

@@ -2,14 +2,15 @@
 
 mod beside;
 mod restored;
+mod unending;
 
 use super::*;
 use proptest::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use tally_sdk::LaunchState;
 use tally_sdk::PriorityClass::BestEffort;
 use tally_sdk::testing::{client, client_state, launch, set_clients};
+use tally_sdk::{LaunchState, NEVER};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -493,7 +494,7 @@ fn memory_is_bounded_and_who_is_beyond_is_not_held() {
     let mut rounds = Rounds::side_by_side(TURN);
     (0..1_000).for_each(|id| rounds.joined(&client(id, BestEffort)));
     assert_eq!(rounds.members.len(), MEMBERS_MAX);
-    assert_eq!(rounds.hold(&Launch { client: 999, ..launch() }), None);
+    assert_eq!(rounds.hold(&Launch { client: 999, now_ns: IDLE_NS - 1, ..launch() }), None);
     (0..900).for_each(|id| rounds.left(id));
     let ids: Vec<ClientId> = rounds.members.iter().map(|member| member.id).collect();
     assert_eq!(ids, (900..964).collect::<Vec<_>>(), "others move up");

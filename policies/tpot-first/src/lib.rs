@@ -194,9 +194,6 @@ impl TpotFirst {
         let place = self.select(launch).inspect_err(|_| {
             self.shares.rounds.keep_back(launch.client);
         })?;
-        if let Place::Overdue = place {
-            return Ok(place);
-        }
         // Contexts that take turns run beside steps, too, so that all time counts for whose turn it is.
         let high_idle_ns = if self.shares.time_sliced { NEVER } else { launch.high_idle_ns };
         match self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch }) {

@@ -24,6 +24,8 @@ const BLOCKS_PER_SM: u64 = 32;
 pub const SEEN_NS: u64 = 3_500;
 /// Time slices `[high priority, best effort]` under the core.
 pub const SLICES_GOVERNED_NS: [u64; 2] = [100_000_000, 10_000];
+/// The same with several best-effort programs (`sharing.timeslice.best_effort_shared_us`).
+pub const SLICES_SHARED_NS: [u64; 2] = [100_000_000, 350_000];
 pub const SLICES_DRIVER_NS: [u64; 2] = [2_048_000; 2];
 /// Between two parts of a preemptible launch, the second of which finds nothing to do.
 pub const GATE_NS: u64 = 3_500;

@@ -15,7 +15,8 @@ pub use service::Service;
 use crate::completions::{Completions, Report as Completed};
 use crate::device::{Device, Happened};
 use crate::gpu::{
-    RESERVE_SMS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SMS, SharingMode, Transformable, work,
+    RESERVE_SMS, SLICES_DRIVER_NS, SLICES_GOVERNED_NS, SLICES_SHARED_NS, SMS, SharingMode,
+    Transformable, work,
 };
 use crate::host::Host;
 use crate::model::Model;
@@ -233,7 +234,11 @@ impl<'a> Sim<'a> {
         policy: Option<Box<dyn Policy + Send>>,
     ) -> Self {
         let governed = policy.is_some();
-        let slices = if governed { SLICES_GOVERNED_NS } else { SLICES_DRIVER_NS };
+        let slices = match (governed, low.len()) {
+            (false, _) => SLICES_DRIVER_NS,
+            (true, 0..=1) => SLICES_GOVERNED_NS,
+            (true, _) => SLICES_SHARED_NS,
+        };
         // Services do not linger while there is no best effort.
         let lingers = governed && !low.is_empty();
         let linger_ns = if lingers { setup.model.linger_ns } else { 0 };

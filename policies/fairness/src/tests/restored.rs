@@ -10,7 +10,10 @@ const RELOAD: u64 = 2 * USED;
 /// A line for a member: its credit, lost time, usage, whether it is backlogged, and when it last was.
 fn member(id: usize, credit: i64, lost: i64, charged: u64, backlogged: u8, active: u64) -> String {
     let (credit, lost) = (credit.cast_unsigned(), lost.cast_unsigned());
-    format!("member {id} {credit} {lost} 1 {charged} 0 {backlogged} {backlogged} {active} 1\n")
+    let max = u64::MAX;
+    format!(
+        "member {id} {credit} {lost} 1 {charged} 0 {backlogged} {backlogged} {active} 1 {max} {max} {max}\n"
+    )
 }
 
 /// After a reload with these lines, a second in which all programs launch as they may.
@@ -46,7 +49,9 @@ fn no_saved_state_starves_a_client() {
         let turn = u64::from(rounds.one_at_a_time);
         for (left, seen) in [(0, 0), (u64::MAX, u64::MAX), (u64::MAX, 0)] {
             for owner in [0, 1] {
-                let round = format!("round {TURN} {turn} {owner} {left} {left} {left} 1 {seen}\n");
+                let max = u64::MAX;
+                let round =
+                    format!("round {TURN} {turn} {owner} {left} {left} {left} 1 {seen} {max}\n");
                 for victim in worst_members() {
                     let other = member(1, i64::MAX, i64::MAX, u64::MAX, 1, u64::MAX);
                     let lines = format!("{round}{victim}{other}");
@@ -69,17 +74,18 @@ fn restored_numbers_are_bounded_by_a_few_rounds() {
         let turn = u64::from(rounds.one_at_a_time);
         let max = u64::MAX;
         let lines = format!(
-            "round {TURN} {turn} 0 {max} {max} {max} 1 {max}\n{}{}",
+            "round {TURN} {turn} 0 {max} {max} {max} 1 {max} {max}\n{}{}",
             member(0, i64::MIN, i64::MIN, 0, 1, max),
             member(1, i64::MAX, i64::MAX, max, 1, max)
         );
         let mut rounds = rounds.after(RELOAD, SavedRounds::read(&lines));
         (0..2).for_each(|id| rounds.joined(&client(id, BestEffort)));
         let check = |rounds: &Rounds| {
-            let wall_ns = WALL * 2 * TURN;
-            let (debt_ns, lost_ns) = (4 * TURN as i64, 4 * wall_ns as i64);
+            let turn_ns = if rounds.one_at_a_time { TURN } else { LONGEST * LONGEST_NS_MAX };
+            let wall_ns = WALL * 2 * turn_ns;
+            let (debt_ns, lost_ns) = (4 * turn_ns as i64, 4 * wall_ns as i64);
             for member in &rounds.members {
-                assert!((-debt_ns..=TURN as i64).contains(&member.credit_ns), "{member:?}");
+                assert!((-debt_ns..=turn_ns as i64).contains(&member.credit_ns), "{member:?}");
                 assert!((-lost_ns..=lost_ns).contains(&member.lost_ns), "{member:?}");
                 assert!(member.active_ns <= RELOAD, "{member:?}");
             }
