@@ -27,7 +27,7 @@ TRAININGS = ("gpt2-train", "resnet50-train", "short-kernels-train", "short-kerne
 GRAPHS = ("short-kernels-graph-train",)
 # Of the speed on all SMs, that of as many as there are of them may be undercut by so much.
 LOSS_MAX = 0.03
-# Changes of stream that are looked at, and how long a stream may wait at one behind what was before, p99.
+# Changes of stream that are timed, and how long a stream may wait at one behind what was before, p99.
 CHANGES_MIN, CHANGE_US_MAX = 200, 50
 CHANGING = "form = 6\nlease = 16\ntoggle_us = 2000\nseed = 5\n"
 # Nothing was measured of a width at which fewer launches had it.
@@ -125,8 +125,8 @@ def measure_changes(suite, job, failures):
             transformed = client(core.status(), be.name)["transformed"]
     timed = {"count": transformed["sm_limits_timed"], "p50_us": round(transformed["sm_limit_us_p50"], 2), "p99_us": round(transformed["sm_limit_us_p99"], 2)}
     row = {"job": job, "changed": gaps["changed"], "same": gaps["same"], "timed": timed}
-    if row["changed"]["count"] < CHANGES_MIN:
-        failures.add(f"{name}: {row['changed']['count']} changes of stream, {CHANGES_MIN} wanted")
+    if not row["changed"]["count"]:
+        failures.add(f"{name}: CUPTI saw no change of stream")
     if timed["count"] < CHANGES_MIN:
         failures.add(f"{name}: {timed['count']} changes timed, {CHANGES_MIN} wanted")
     elif timed["p99_us"] > CHANGE_US_MAX:
