@@ -13,8 +13,8 @@
 //! Who was idle has no claim to the time: credit that was not used ends with the round. Who took more than its credit,
 //! for a launch is not divided, has less in the next rounds. Who joins takes part in the current round. A round takes
 //! at most [`WALL`] times its GPU time, so nobody waits for long for a client that is slow to use its credit. A launch
-//! that is on the GPU for far longer than predicted is taken to use it: it may be one that does not end. Side by side, a
-//! round has room for the longest launches, such as steps that are one graph.
+//! that is on the GPU for far longer than predicted is taken to use it: it may be one that does not end. Side by side,
+//! a round has room for the longest launches, such as steps that are one graph.
 //!
 //! Where kernels run side by side, holding one client may gain the others nothing. There only a client that has lost
 //! time to the one that asks has a claim: it was backlogged for longer than it got GPU time.
