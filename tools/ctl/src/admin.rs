@@ -100,8 +100,13 @@ pub struct Core {
 
 impl Core {
     pub fn connect(socket: &AdminSocket) -> Result<Self, CtlError> {
+        Self::connect_within(socket, PATIENCE)
+    }
+
+    /// The same for what needs no compiling: an answer may take no longer than `limit`.
+    pub fn connect_within(socket: &AdminSocket, limit: Duration) -> Result<Self, CtlError> {
         let socket = socket.path()?;
-        let stream = connect(socket, PATIENCE)?;
+        let stream = connect(socket, limit)?;
         Ok(Core { socket: socket.into(), stream: BufReader::new(stream) })
     }
 

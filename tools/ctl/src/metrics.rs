@@ -15,7 +15,11 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tally_admin::{Marks, Quantiles, Request, Service, Status, Totals};
+
+/// Who collects figures asks again soon.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
@@ -30,8 +34,8 @@ pub struct MetricsArgs {
 
 /// Prints the metrics, or writes them to the file of `--out`.
 pub fn run(socket: &AdminSocket, args: &MetricsArgs) -> Result<(), CtlError> {
-    let asked =
-        Core::connect(socket).and_then(|mut core| core.get(&Request::Status { kernels: Some(0) }));
+    let asked = Core::connect_within(socket, PATIENCE)
+        .and_then(|mut core| core.get(&Request::Status { kernels: Some(0) }));
     let write = |file: &Path, text: &str| {
         replace(file, text.as_bytes()).map_err(CtlError::file("--out", "written to", file))
     };
@@ -318,16 +322,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (file, admin) = (dir.path().join("tally.prom"), dir.path().join("admin/core.sock"));
         std::fs::write(&file, "tally_up 1").unwrap();
-        let socket = AdminSocket::find(Some(admin), None);
+        let socket = AdminSocket::find(Some(admin.clone()), None);
         let args = MetricsArgs { out: Some(file.clone()), no_clients: false };
-        assert!(matches!(run(&socket, &args), Err(CtlError::NoCore { .. })));
-        let text = std::fs::read_to_string(&file).unwrap();
-        let clients = dir.path().join("clients/core.sock");
-        let sample = format!("tally_up{{gpu=\"\",socket=\"{}\"}} 0", clients.display());
-        assert_eq!(
-            text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>(),
-            [sample]
-        );
+        let leaves_only_that = || {
+            assert!(matches!(run(&socket, &args), Err(CtlError::NoCore { .. })));
+            let text = std::fs::read_to_string(&file).unwrap();
+            let clients = dir.path().join("clients/core.sock");
+            let sample = format!("tally_up{{gpu=\"\",socket=\"{}\"}} 0", clients.display());
+            assert_eq!(
+                text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>(),
+                [sample]
+            );
+        };
+        leaves_only_that();
+        // One that is stopped: it takes a connection, and no more.
+        std::fs::create_dir(admin.parent().unwrap()).unwrap();
+        let _stopped = std::os::unix::net::UnixListener::bind(&admin).unwrap();
+        std::fs::write(&file, "tally_up 1").unwrap();
+        leaves_only_that();
     }
 
     #[test]
