@@ -131,7 +131,9 @@ pub struct Rounds {
     seen_ns: u64,
     /// Predicted GPU time of what was started since.
     ahead_ns: u64,
-    /// Until then leases are not given, for a launch was held.
+    /// All members have the same weight.
+    are_alike: bool,
+    /// Until then leases are not given unless all are alike, for a launch was held.
     asked_until_ns: u64,
     /// Leases that were given.
     leases: u64,
@@ -260,15 +262,15 @@ impl Rounds {
         })
     }
 
-    /// Side by side, and while nobody has to wait for anybody: launches that may follow this one unasked. A program
-    /// that its own CPU limits is slowed down by being asked about each.
+    /// Side by side, and while nobody has to wait for anybody with another weight: launches that may follow this one
+    /// unasked. A program that its own CPU limits is slowed down by being asked about each.
     pub fn lease(&mut self, launch: &Launch) -> u32 {
         let found = self.members.binary_search_by_key(&launch.client, |member| member.id);
         let (Ok(me), true) = (found, launch.predicted_ns != UNKNOWN) else { return 0 };
         let launches = self.window_ns() / self.members[me].longest_ns.max(1);
         let launches = launches.min(LEASE_LAUNCHES.1);
-        if self.one_at_a_time || launches < LEASE_LAUNCHES.0 || launch.now_ns < self.asked_until_ns
-        {
+        let is_asked = launch.now_ns < self.asked_until_ns && !self.are_alike;
+        if self.one_at_a_time || launches < LEASE_LAUNCHES.0 || is_asked {
             return 0;
         }
         // Of another length each time: a program's loop must not have the same launches asked about for ever.
@@ -508,6 +510,7 @@ impl Rounds {
         let all_ns = turn_ns.saturating_mul(self.members.len() as u64);
         let least_ns = QUANTUM_NS_MIN.min(self.turn_ns).div_ceil(least);
         let unit_ns = (all_ns / sum).max(least_ns).max(1);
+        self.are_alike = weights().max() == Some(least);
         for member in &mut self.members {
             let quantum_ns = i64::try_from(unit_ns.saturating_mul(member.weight));
             member.quantum_ns = quantum_ns.unwrap_or(i64::MAX);

@@ -48,6 +48,14 @@ fn leases_leave_shares_by_weight_and_spare_programs_that_their_cpu_limits_the_qu
         bench.run_until(2 * SECOND);
         ratio_is(&bench, 3.0, 0.08);
     }
+    // Those that are alike.
+    for (first, second) in [(20 * US, 20 * US), (200 * US, 20 * US), (2 * MS, 20 * US)] {
+        let mut bench =
+            Bench::new(Rounds::side_by_side(TURN), &[ahead(1, first), ahead(1, second)]);
+        bench.leases = true;
+        bench.run_until(2 * SECOND);
+        ratio_is(&bench, 1.0, 0.1);
+    }
     let programs = [one_by_one(1, 10 * US, 30 * US), one_by_one(3, 10 * US, 30 * US)];
     let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
     bench.leases = true;
@@ -60,4 +68,32 @@ fn leases_leave_shares_by_weight_and_spare_programs_that_their_cpu_limits_the_qu
     bench.leases = true;
     bench.run_until(SECOND);
     assert!(bench.states.iter().all(|state| state.leased == 0));
+}
+
+#[test]
+fn those_that_are_alike_have_leases_also_while_they_wait_for_each_other() {
+    for weight in [1, 3] {
+        let mut rounds = Rounds::side_by_side(TURN);
+        rounds.joined(&client(0, BestEffort));
+        rounds.joined(&Client { weight, ..client(1, BestEffort) });
+        let state = |id| ClientState { in_flight: 1, ..client_state(id, BestEffort) };
+        let asked = |client, now_ns| Launch {
+            client,
+            now_ns,
+            predicted_ns: 20 * US,
+            high_idle_ns: NEVER,
+            ..launch()
+        };
+        // The first one has used far more, the second one waits.
+        set_clients(vec![state(0), ClientState { waiting_since_ns: 0, ..state(1) }]);
+        let _ = rounds.hold(&asked(0, MS));
+        set_clients(vec![
+            ClientState { charged_ns: 100 * MS, ..state(0) },
+            ClientState { waiting_since_ns: 0, ..state(1) },
+        ]);
+        assert!(rounds.hold(&asked(0, 30 * MS)).is_some(), "of weight {weight}");
+        assert_eq!(rounds.hold(&asked(1, 31 * MS)), None);
+        assert_eq!(rounds.lease(&asked(1, 31 * MS)) > 0, weight == 1);
+        assert!(rounds.lease(&asked(1, 100 * MS)) > 0);
+    }
 }
