@@ -76,8 +76,9 @@ fn what_several_may_launch_unasked_ends_with_a_high_priority_client() {
     join(&mut policy, 3, PriorityClass::High);
     let asked = calls();
     assert!(asked.contains(&Call::RevokeLease(1)), "{asked:?}");
-    // Somebody waits: each launch is asked about.
-    let mut policy = sharing(SharingMode::Concurrent, &[1, 2]);
+    // Somebody of another weight waits: each launch is asked about.
+    let mut policy = sharing(SharingMode::Concurrent, &[1]);
+    policy.joined(0, &Client { weight: 3, ..client(2, PriorityClass::BestEffort) });
     charged(&[(1, 0), (2, 0)]);
     policy.decide(&by(1, 1));
     policy.decide(&by(2, 2));
