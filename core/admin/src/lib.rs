@@ -115,7 +115,7 @@ pub enum Request {
     /// End the core in an orderly way.
     Stop {
         /// Leave a private MPS daemon to the next core.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         keep_mps: bool,
     },
 }
@@ -227,6 +227,7 @@ mod tests {
         };
         assert_eq!(from_value::<RecordRequest>(to_value(&shadow).unwrap()).unwrap(), shadow);
         let stop = Request::Stop { keep_mps: false };
+        assert_eq!(to_value(&stop).unwrap(), json!({"cmd": "stop"}), "an older core stops, too");
         assert_eq!(from_value::<Request>(json!({"cmd": "stop"})).unwrap(), stop);
         assert!(from_value::<Request>(json!({"cmd": "stop", "now": 1})).is_err());
     }

@@ -233,8 +233,11 @@ impl PrivateDaemon {
         let _ = self.keeper.await;
     }
 
-    /// Leave it to the next core.
-    pub fn leave(self) {
+    /// Leave it to the next core, unless it does not serve: a second one must not meet it on its pipes.
+    pub async fn leave(self) {
+        if self.status().state != "running" {
+            return self.stop().await;
+        }
         self.keeper.abort();
     }
 }

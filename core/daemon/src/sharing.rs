@@ -196,7 +196,7 @@ impl SharingMode {
     /// Stops the MPS daemon if the core started it and it is not to be kept for the next one.
     pub async fn end(self, keeps_mps: bool) {
         match self.in_force {
-            InForce::Mps { private: Some(daemon), .. } if keeps_mps => daemon.leave(),
+            InForce::Mps { private: Some(daemon), .. } if keeps_mps => daemon.leave().await,
             InForce::Mps { private: Some(daemon), .. } => daemon.stop().await,
             _ => {}
         }

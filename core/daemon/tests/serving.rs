@@ -132,6 +132,11 @@ fn bad_registrations_cost_only_their_own_connection() {
         let why = refusal(part, &[]);
         assert!(why == "closed" || why.contains("registration"), "{why}");
     }
+    // One whose fields lie elsewhere.
+    let (fd, region) = tally_ipc::map::create_client().unwrap();
+    region.version.fetch_add(1, SeqCst);
+    let why = refusal(&hello, &[fd.as_fd()]);
+    assert!(why.contains("install shim and core of one release"), "{why}");
     // A file that is no region, and a region that could be shrunk under us.
     let why = refusal(&hello, &[file.as_fd()]);
     assert!(why.contains("shared region"), "{why}");

@@ -501,6 +501,54 @@ pub struct GrantLine {
     pub width_sms: AtomicU32,
 }
 
+/// What both regions are stamped with: of regions that are laid out in another way it differs, whatever
+/// [`crate::PROTOCOL_VERSION`] says.
+pub const REGION_VERSION: u32 = {
+    let layout = [
+        offset_of!(ClientRegion, magic),
+        offset_of!(ClientRegion, version),
+        offset_of!(ClientRegion, activity),
+        offset_of!(ClientRegion, counters),
+        offset_of!(ClientRegion, report),
+        offset_of!(ClientRegion, kernel_count),
+        offset_of!(ClientRegion, completions),
+        offset_of!(ClientRegion, gates),
+        offset_of!(ClientRegion, turnarounds),
+        offset_of!(ClientRegion, limit_costs),
+        offset_of!(ClientRegion, marks),
+        offset_of!(ClientRegion, submissions),
+        offset_of!(ClientRegion, kernels),
+        offset_of!(CoreRegion, magic),
+        offset_of!(CoreRegion, version),
+        offset_of!(CoreRegion, client_id),
+        offset_of!(CoreRegion, granted),
+        offset_of!(CoreRegion, consumed),
+        offset_of!(CoreRegion, wake),
+        offset_of!(CoreRegion, marks_read),
+        offset_of!(CoreRegion, parked),
+        offset_of!(CoreRegion, notify),
+        offset_of!(CoreRegion, serving),
+        offset_of!(CoreRegion, neighbours),
+        offset_of!(CoreRegion, heartbeat),
+        offset_of!(CoreRegion, probes),
+        offset_of!(CoreRegion, yielding),
+        offset_of!(CoreRegion, decisions),
+        size_of::<ClientRegion>(),
+        size_of::<CoreRegion>(),
+        size_of::<Submission>(),
+        size_of::<KernelEntry>(),
+        size_of::<Completion>(),
+        size_of::<DecisionSlot>(),
+    ];
+    let (mut hash, mut at) = (crate::PROTOCOL_VERSION, 0);
+    while at < layout.len() {
+        // As FNV-1a.
+        hash = (hash ^ layout[at] as u32).wrapping_mul(0x0100_0193);
+        at += 1;
+    }
+    hash
+};
+
 const _: () = {
     assert!(size_of::<Gates>() == 4096);
     assert!(size_of::<Submission>() == 64);

@@ -1,6 +1,6 @@
 //! Shared regions as sealed memfds.
 
-use crate::layout::{CLIENT_MAGIC, CORE_MAGIC, ClientRegion, CoreRegion};
+use crate::layout::{CLIENT_MAGIC, CORE_MAGIC, ClientRegion, CoreRegion, REGION_VERSION};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -53,7 +53,7 @@ unsafe impl Region for ClientRegion {
     const NAME: &'static str = "tally-client";
     fn stamp(&self) {
         self.magic.store(CLIENT_MAGIC, Relaxed);
-        self.version.store(crate::PROTOCOL_VERSION, Relaxed);
+        self.version.store(REGION_VERSION, Relaxed);
     }
 }
 
@@ -62,7 +62,7 @@ unsafe impl Region for CoreRegion {
     const NAME: &'static str = "tally-core";
     fn stamp(&self) {
         self.magic.store(CORE_MAGIC, Relaxed);
-        self.version.store(crate::PROTOCOL_VERSION, Relaxed);
+        self.version.store(REGION_VERSION, Relaxed);
     }
 }
 

@@ -48,6 +48,9 @@ struct Made {
     read_sm: Vec<String>,
 }
 
+/// Compiling PTX takes so many times its bytes, besides what the driver takes for itself.
+const COMPILE_COPIES: usize = 4;
+
 /// Images that were rewritten, by digest and whether block indices are offset.
 static IMAGES: Locked<BTreeMap<(u128, bool), Result<Made, TransformRefusal>>> =
     Locked::new(BTreeMap::new());
@@ -112,6 +115,9 @@ fn compile_ahead(job: &Job, key: (u128, bool)) {
     };
     let ptx = IMAGES.with(|all| all.get(&key)?.as_ref().ok().and_then(of_job));
     let Some(Rewritten { image, is_ptx, kernels, refused }) = ptx else { return };
+    if !has_room_for(image.len().saturating_mul(COMPILE_COPIES)) {
+        return;
+    }
     let compiled = Rewritten { image: compiled_or_text(image), is_ptx, kernels, refused };
     IMAGES.with(|all| {
         // Unless the program has unloaded it meanwhile.

@@ -131,8 +131,14 @@ struct Bench {
 }
 
 fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, Failed> {
-    let original =
-        if is_ptx { proof::PTX.as_bytes().to_vec() } else { compiled(proof::PTX.as_bytes())? };
+    // The driver's compiler is used for the first time while launches wait: a program that goes on may exit meanwhile,
+    // and what the compiler has registered for that end would run before the shim waits for it.
+    let while_idle = |ptx: &[u8]| {
+        let compiled = host::load(context, host::LOAD_PATIENCE, || compiled(ptx));
+        compiled.ok_or(Failed::Busy)?.map_err(Failed::For)
+    };
+    let ptx = proof::PTX.as_bytes();
+    let original = if is_ptx { ptx.to_vec() } else { while_idle(ptx)? };
     let rewritten = image::rewrite(&original, arch, KernelForm::ByClaims, None)?;
     let transformed = rewritten.kernel(proof::NAME)?.control_offset as usize;
     let mut images = vec![(original.clone(), None), (rewritten.image, Some(transformed))];
@@ -146,13 +152,10 @@ fn prove(device: i32, arch: u32, is_ptx: bool, context: usize) -> Result<Runs, F
         }
         Err(why) => log!("nothing is sliced by offset: {why}"),
     }
-    if is_ptx {
-        for (image, _) in &mut images {
-            *image = compiled_or_text(std::mem::take(image));
-        }
-    }
+    let code = |image| if is_ptx { compiled_or_text(image) } else { image };
     let loaded = host::load(context, host::LOAD_PATIENCE, || {
-        images.into_iter().map(|(image, at)| function(image, at)).collect::<Result<Vec<_>, _>>()
+        let load = |(image, at)| function(code(image), at);
+        images.into_iter().map(load).collect::<Result<Vec<_>, _>>()
     });
     let mut forms = loaded.ok_or(Failed::Busy)??.into_iter();
     let (Some(plain), Some(transformed), by_offset) = (forms.next(), forms.next(), forms.next())

@@ -47,7 +47,8 @@ use member::{Member, Passed};
 use saved::SavedRounds;
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, UNKNOWN, host};
 
-/// Clients that take part; nobody is held for further ones, nor they for anybody, until others leave or idle.
+/// Clients that take part; further ones have the places of those that leave or idle, and where one
+/// launches at a time, places in turn; else nobody is held for them, nor they for anybody.
 const MEMBERS_MAX: usize = 64;
 /// Without work for so long, a client gives its place to one that has some.
 const IDLE_NS: u64 = 1_000_000_000;
@@ -55,6 +56,8 @@ const IDLE_NS: u64 = 1_000_000_000;
 const IDLE_LOOK_NS: u64 = 10_000_000;
 /// Without work for less than this, a client was backlogged just now.
 const MOMENT_NS: u64 = 500_000;
+/// A longer launch waits for that moment.
+const LONG_NS: u64 = 16 * MOMENT_NS;
 /// Least and most time until a launch that is held is looked at again; the most for each [`HELD`] clients.
 const HOLD_NS: (u64, u64) = (50_000, MOMENT_NS);
 /// Among more clients a launch is held for longer: to look at them all takes longer, and a round, too.
@@ -114,6 +117,10 @@ pub struct Rounds {
     others: Vec<Member>,
     /// Whether one of them may have a place is looked at again then.
     idle_look_ns: u64,
+    /// Places that were given so far.
+    places: u64,
+    /// One at a time: a round has ended.
+    is_round_over: bool,
     /// Side by side: GPU time of a client in a round, if all have the same weight and some launches are long.
     long_turn_ns: u64,
     /// As they were saved, for those that have not joined since.
@@ -163,7 +170,8 @@ impl Rounds {
     /// A best-effort client is there.
     pub(crate) fn joined(&mut self, client: &Client) {
         let at = self.others.partition_point(|other| other.id < client.id);
-        self.others.insert(at, Member::new(client, &[]));
+        let weight = client.weight.max(1).into();
+        self.others.insert(at, Member { weight, ..Member::none(client.id) });
         self.fill();
     }
 
@@ -178,9 +186,11 @@ impl Rounds {
     fn fill(&mut self) {
         let room = MEMBERS_MAX - self.members.len();
         for other in self.others.drain(..room.min(self.others.len())) {
+            self.places += 1;
             let known = self.known.iter().position(|known| known.id == other.id);
             let known = known.map(|at| self.known.swap_remove(at));
-            self.members.push(Member { weight: other.weight, ..known.unwrap_or(other) });
+            let (weight, place) = (other.weight, self.places);
+            self.members.push(Member { weight, place, ..known.unwrap_or(other) });
         }
         self.members.sort_by_key(|member| member.id);
         self.divide();
@@ -196,20 +206,49 @@ impl Rounds {
         let found = self.others.binary_search_by_key(&launch.client, |other| other.id);
         let Ok(at) = found else { return };
         self.look(launch);
-        let idles = |member: &&Member| {
-            !member.is_backlogged() && now_ns >= member.active_ns.saturating_add(IDLE_NS)
-        };
-        let longest = self.members.iter().filter(idles).min_by_key(|member| member.active_ns);
+        let idles = self.members.iter().filter(|member| member.idles(now_ns));
+        let longest = idles.min_by_key(|member| member.active_ns);
         let Some(id) = longest.map(|member| member.id) else { return };
-        let other = self.others.remove(at);
-        let idle = self.members.iter().position(|member| member.id == id);
-        if let Some(idle) = idle.map(|idle| std::mem::replace(&mut self.members[idle], other)) {
-            let at = self.others.partition_point(|other| other.id < idle.id);
-            let weight = idle.weight;
-            self.others.insert(at, Member { weight, ..Member::none(idle.id) });
-        }
+        self.swap(id, at);
+    }
+
+    /// A member gives its place to one of the others.
+    fn swap(&mut self, member: ClientId, at: usize) {
+        let Some(of) = self.members.iter().position(|one| one.id == member) else { return };
+        self.places += 1;
+        let other = Member { place: self.places, ..self.others.remove(at) };
+        let old = std::mem::replace(&mut self.members[of], other);
+        let at = self.others.partition_point(|other| other.id < old.id);
+        self.others.insert(at, Member { weight: old.weight, ..Member::none(old.id) });
+        self.owner = self.owner.filter(|owner| *owner != old.id);
         self.members.sort_by_key(|member| member.id);
         self.divide();
+    }
+
+    /// After a round in which one launched at a time, who has had its place for longest gives it to who waits for one
+    /// for longest.
+    fn rotate(&mut self) {
+        let waiting = self.others.iter().enumerate().filter(|(_, other)| other.waits);
+        let longest = waiting.min_by_key(|(_, other)| other.active_ns).map(|(at, _)| at);
+        let oldest = self.members.iter().min_by_key(|member| member.place).map(|one| one.id);
+        if let (Some(at), Some(oldest)) = (longest, oldest) {
+            self.swap(oldest, at);
+        }
+    }
+
+    /// For what a client without a place waits: where one launches at a time, until it has one, or nobody else works.
+    fn without_place(&mut self, launch: &Launch) -> Option<Decision> {
+        let at = self.others.binary_search_by_key(&launch.client, |other| other.id).ok()?;
+        if !self.one_at_a_time {
+            return None;
+        }
+        let now_ns = launch.now_ns;
+        let other = &mut self.others[at];
+        if !std::mem::replace(&mut other.waits, true) {
+            other.active_ns = now_ns;
+        }
+        let works = |m: &Member| m.is_backlogged() || m.was_just_now(now_ns);
+        self.members.iter().any(works).then_some(Decision::Hold(IDLE_LOOK_NS))
     }
 
     /// A best-effort launch that could start now: `None`, or the decision by which it waits.
@@ -235,10 +274,13 @@ impl Rounds {
     fn hold_among(&mut self, launch: Launch) -> Option<Decision> {
         let launch = &launch;
         let find = |all: &[Member]| all.binary_search_by_key(&launch.client, |one| one.id);
+        if std::mem::take(&mut self.is_round_over) {
+            self.rotate();
+        }
         if find(&self.members).is_err() {
             self.replace_idle(launch);
         }
-        let me = find(&self.members).ok()?;
+        let Ok(me) = find(&self.members) else { return self.without_place(launch) };
         self.members[me].is_kept_back = false;
         self.note_length(me, launch.predicted_ns);
         if self.has_credit_left(me, launch) {
@@ -247,7 +289,12 @@ impl Rounds {
         }
         self.look(launch);
         self.members[me].waits = true;
-        let wait = if self.one_at_a_time { self.not_its_turn(me) } else { self.without_credit(me) };
+        let predicted_ns = launch.predicted_ns;
+        let wait = if self.one_at_a_time {
+            self.not_its_turn(me)
+        } else {
+            self.without_credit(me, predicted_ns)
+        };
         self.is_patient = matches!(wait, Some(Wait::Idle(_)));
         let wait = wait?;
         self.asked_until_ns = launch.now_ns.saturating_add(self.turn_ns);
@@ -334,7 +381,9 @@ impl Rounds {
             self.divide();
         }
         let now_ns = launch.now_ns;
-        let states = host::clients();
+        // One by one: there may be hundreds of other clients.
+        let ids = self.members.iter().map(|member| member.id);
+        let states: Vec<ClientState> = ids.filter_map(host::client).collect();
         let wall_ns = now_ns.saturating_sub(self.seen_ns);
         // Beside active high-priority work, what they got is all that is known of the time that they had. Who waits
         // loses all of it.
@@ -375,7 +424,8 @@ impl Rounds {
     }
 
     /// Side by side: for what a client without credit waits.
-    fn without_credit(&mut self, me: usize) -> Option<Wait> {
+    fn without_credit(&mut self, me: usize, predicted_ns: u64) -> Option<Wait> {
+        let is_long = predicted_ns != UNKNOWN && predicted_ns > LONG_NS;
         if self.left_ns == 0 {
             // The round is over, whoever has credit left.
             self.members.iter_mut().for_each(|member| member.credit_ns = member.credit_ns.min(0));
@@ -393,6 +443,7 @@ impl Rounds {
                 return Some(Wait::Queue(most_ns.unsigned_abs()));
             }
             let now_ns = self.seen_ns;
+            let comes = |member: &&Member| !member.waits && member.was_just_now(now_ns);
             if claims().any(|member| member.in_flight && !member.is_overdue()) {
                 return Some(Wait::Launch);
             }
@@ -400,6 +451,11 @@ impl Rounds {
                 .filter(|member| member.returns_soon && !member.waits)
                 .map(|member| member.pause_ends_ns().saturating_sub(now_ns))
                 .max();
+            // The GPU would idle otherwise, but a long launch would keep the other waiting for far longer.
+            let coming = claims().filter(comes).map(Member::moment_ends_ns).max();
+            if let Some(ends_ns) = coming.filter(|_| is_long) {
+                return Some(Wait::Idle(ends_ns.saturating_sub(now_ns)));
+            }
             match pause_ns {
                 Some(ns @ 1..) if self.patience_ns > 0 => {
                     return Some(Wait::Idle(ns.min(self.patience_ns)));
@@ -441,7 +497,7 @@ impl Rounds {
         Some(if member.is_backlogged() {
             Wait::Queue(member.credit_ns.unsigned_abs())
         } else {
-            Wait::Idle(member.active_ns.saturating_add(MOMENT_NS).saturating_sub(now_ns))
+            Wait::Idle(member.moment_ends_ns().saturating_sub(now_ns))
         })
     }
 
@@ -454,7 +510,9 @@ impl Rounds {
             member.credit_ns = member.credit_ns.min(0);
         }
         let (count, from) = (self.members.len(), last.map_or(0, |last| last + 1));
-        let can = |member: &Member| member.credit_ns > 0 && member.is_backlogged();
+        let now_ns = self.seen_ns;
+        let is_there = |member: &Member| member.is_backlogged() || member.was_just_now(now_ns);
+        let can = |member: &Member| member.credit_ns > 0 && is_there(member);
         let find =
             |all: &[Member]| (0..count).map(|by| (from + by) % count).find(|&at| can(&all[at]));
         let next = find(&self.members).or_else(|| {
@@ -480,7 +538,10 @@ impl Rounds {
 
     /// So many rounds at once that another one who is backlogged has credit: who asks is.
     fn begin_round(&mut self) {
-        let is_in_debt = |m: &&Member| m.is_backlogged() && m.credit_ns <= 0;
+        // Also who launches again in a moment: its debt is not to be forgiven meanwhile.
+        let now_ns = self.seen_ns;
+        let is_there = |m: &Member| m.is_backlogged() || m.was_just_now(now_ns);
+        let is_in_debt = |m: &&Member| is_there(m) && m.credit_ns <= 0;
         let backlogged = self.members.iter().filter(is_in_debt);
         let missing =
             |m: &Member| 1 + m.credit_ns.min(0).unsigned_abs() / m.quantum_ns.unsigned_abs();
@@ -491,8 +552,11 @@ impl Rounds {
             member.credit_ns = member.credit_ns.saturating_add(more_ns).min(quantum_ns);
             member.lost_ns /= 2;
         }
-        if !self.one_at_a_time {
-            let longest_ns = self.members.iter().map(|member| member.longest_ns).max();
+        if self.one_at_a_time {
+            self.is_round_over = true;
+        } else {
+            let is_there = |m: &&Member| !m.idles(self.seen_ns);
+            let longest_ns = self.members.iter().filter(is_there).map(|m| m.longest_ns).max();
             let wanted_ns = self.wanted_turn_ns(longest_ns.unwrap_or(0));
             if wanted_ns < self.long_turn_ns / 2 {
                 self.long_turn_ns = wanted_ns;

@@ -1,6 +1,6 @@
 //! What is known of a client that takes part: its weight, what it used, and whether it has work.
 
-use crate::{MOMENT_NS, PAUSE_NS, RESTORED_ROUNDS, WALL};
+use crate::{IDLE_NS, MOMENT_NS, PAUSE_NS, RESTORED_ROUNDS, WALL};
 use tally_sdk::{ClientId, ClientState, NEVER};
 
 /// A client that takes part.
@@ -28,6 +28,8 @@ pub(crate) struct Member {
     pub(crate) is_restored: bool,
     /// The longest of its latest launches that were asked about.
     pub(crate) longest_ns: u64,
+    /// Places that were given before it had its own.
+    pub(crate) place: u64,
 }
 
 impl Member {
@@ -47,6 +49,7 @@ impl Member {
             returns_soon: false,
             is_restored: false,
             longest_ns: 0,
+            place: 0,
         }
     }
 
@@ -59,8 +62,17 @@ impl Member {
         self.used.is_some_and(|used| used.assumed_ns > 0)
     }
 
+    /// It has had no work for long.
+    pub(crate) fn idles(&self, now_ns: u64) -> bool {
+        !self.is_backlogged() && now_ns >= self.active_ns.saturating_add(IDLE_NS)
+    }
+
     pub(crate) fn was_just_now(&self, now_ns: u64) -> bool {
-        now_ns < self.active_ns.saturating_add(MOMENT_NS)
+        now_ns < self.moment_ends_ns()
+    }
+
+    pub(crate) fn moment_ends_ns(&self) -> u64 {
+        self.active_ns.saturating_add(MOMENT_NS)
     }
 
     pub(crate) fn pause_ends_ns(&self) -> u64 {
@@ -82,9 +94,8 @@ impl Member {
         let was_backlogged = self.is_backlogged();
         let had_in_flight = self.in_flight;
         let before = self.used;
-        let has_moved = before.is_none_or(|before| {
-            (before.charged_ns, before.in_flight_ns) != (state.charged_ns, state.in_flight_ns)
-        });
+        let now = (state.charged_ns, state.in_flight_ns);
+        let has_moved = before.is_none_or(|before| now != (before.charged_ns, before.in_flight_ns));
         let is_same = had_in_flight && state.in_flight > 0 && !has_moved;
         self.stalled_ns = if is_same { self.stalled_ns.saturating_add(since.passed_ns) } else { 0 };
         let now = Used {

@@ -2,7 +2,7 @@
 
 use crate::Rounds;
 use crate::member::{Member, Used};
-use tally_sdk::{Client, ClientId};
+use tally_sdk::ClientId;
 
 /// First words of the lines.
 const ROUND: &str = "round";
@@ -78,12 +78,6 @@ impl Rounds {
 }
 
 impl Member {
-    /// As it was saved, if it was.
-    pub fn new(client: &Client, known: &[Member]) -> Self {
-        let known = known.iter().find(|member| member.id == client.id).copied();
-        Member { weight: client.weight.max(1).into(), ..known.unwrap_or(Member::none(client.id)) }
-    }
-
     fn save(&self, lines: &mut String) {
         let used = self.used.unwrap_or(Used { charged_ns: 0, in_flight_ns: 0, assumed_ns: 0 });
         put_line(

@@ -81,10 +81,12 @@ pub fn load_time() -> std::time::Duration {
     std::time::Duration::from_millis(number("TALLY_SOFTCUDA_LOAD_MS").unwrap_or(0).min(60_000))
 }
 
-/// Launches that must begin while PTX is compiled: `TALLY_SOFTCUDA_COMPILE_LAUNCHES`, as it was when first asked.
-pub fn launches_to_compile() -> u64 {
-    static LAUNCHES: OnceLock<u64> = OnceLock::new();
-    *LAUNCHES.get_or_init(|| number("TALLY_SOFTCUDA_COMPILE_LAUNCHES").unwrap_or(0))
+/// Launches that must begin while PTX with this kernel is compiled: `TALLY_SOFTCUDA_COMPILE_LAUNCHES=KERNEL:COUNT`, as
+/// it was when first asked.
+pub fn launches_to_compile(kernels: &[String]) -> u64 {
+    static LAUNCHES: OnceLock<Option<(String, usize)>> = OnceLock::new();
+    let wanted = LAUNCHES.get_or_init(|| kernel_and_bytes("TALLY_SOFTCUDA_COMPILE_LAUNCHES"));
+    wanted.as_ref().filter(|(name, _)| kernels.contains(name)).map_or(0, |(_, count)| *count as u64)
 }
 
 /// SMs: `TALLY_SOFTCUDA_SMS`, `None` if unset or unusable.

@@ -58,9 +58,9 @@ pub(crate) fn count_launch() {
 ///
 /// # Errors
 /// `UNKNOWN` if they do not come.
-pub(crate) fn wait_as_compiler() -> CuResult {
-    let (wanted, before) = (config::launches_to_compile(), MADE.load(SeqCst));
-    if before == 0 {
+pub(crate) fn wait_as_compiler(kernels: &[String]) -> CuResult {
+    let (wanted, before) = (config::launches_to_compile(kernels), MADE.load(SeqCst));
+    if before == 0 || wanted == 0 {
         return Ok(());
     }
     let begin = Instant::now();

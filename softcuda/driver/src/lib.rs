@@ -15,7 +15,7 @@
 //! | `TALLY_SOFTCUDA_STRICT` | `1`: a handle that is gone ends the process, and events are not recorded or waited for without a current context | off |
 //! | `TALLY_SOFTCUDA_INIT_MS` | how much longer `cuInit` takes, ms | 0 |
 //! | `TALLY_SOFTCUDA_LOAD_MS` | how much longer loading a module takes, ms | 0 |
-//! | `TALLY_SOFTCUDA_COMPILE_LAUNCHES` | launches that must begin while PTX is compiled, once there was one, or it fails after 20 s | 0 |
+//! | `TALLY_SOFTCUDA_COMPILE_LAUNCHES` | `KERNEL:COUNT`: launches that must begin while PTX with this kernel is compiled, once there was one, or it fails after 20 s | none |
 //! | `TALLY_SOFTCUDA_QUEUE_DEPTH` | entries that a hardware queue holds | 1020 |
 //! | `CUDA_DEVICE_MAX_CONNECTIONS` | hardware queues of a context, 1 to 32 | 8 |
 //! | `CUDA_LAUNCH_BLOCKING` | `1`: launches of kernels return when these have ended | off |

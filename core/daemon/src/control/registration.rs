@@ -34,12 +34,12 @@ use tally_contract::limits::JOIN_WAIT_MS_MAX;
 use tally_contract::min_share::min_share_of_labels;
 use tally_contract::objective::{Objective, tpot_of_labels};
 use tally_engine::policy::{Class, ClientInfo};
+use tally_ipc::ClientRegion;
 use tally_ipc::frame;
-use tally_ipc::layout::CLIENT_MAGIC;
+use tally_ipc::layout::{CLIENT_MAGIC, REGION_VERSION};
 use tally_ipc::map::{self, Mapped};
 use tally_ipc::text::printable;
 use tally_ipc::wire::{self, Hello, Notice, Welcome, WireError};
-use tally_ipc::{ClientRegion, PROTOCOL_VERSION};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -58,7 +58,9 @@ enum RegistrationError {
     Descriptors(usize),
     #[error(transparent)]
     Map(#[from] map::MapError),
-    #[error("the client's region is not one of this protocol's version {PROTOCOL_VERSION}")]
+    #[error(
+        "the client's shared memory is laid out in another way: install shim and core of one release"
+    )]
     Region,
     #[error(
         "the core serves {0} clients, and has no more places, or only those reserved for high priority \
@@ -258,8 +260,7 @@ fn check((payload, regions): Frame) -> Result<(Hello, Mapped<ClientRegion>), Reg
     let [region] = <[Region; 1]>::try_from(regions)
         .map_err(|all| RegistrationError::Descriptors(all.len()))?;
     let region = region?;
-    if region.magic.load(Relaxed) != CLIENT_MAGIC
-        || region.version.load(Relaxed) != PROTOCOL_VERSION
+    if region.magic.load(Relaxed) != CLIENT_MAGIC || region.version.load(Relaxed) != REGION_VERSION
     {
         return Err(RegistrationError::Region);
     }

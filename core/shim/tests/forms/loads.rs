@@ -145,7 +145,7 @@ fn launches_go_on_while_a_form_is_compiled() {
     both_under(
         launches_go_on_while_a_form_is_compiled,
         // A compiler that ends only once so many launches were made meanwhile.
-        &[("TALLY_SOFTCUDA_COMPILE_LAUNCHES", "20")],
+        &[("TALLY_SOFTCUDA_COMPILE_LAUNCHES", "step:20")],
         &welcome(),
         |device| {
             device.warm_up();

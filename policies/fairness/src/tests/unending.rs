@@ -116,3 +116,38 @@ fn those_that_idle_leave_their_places_to_those_that_work() {
         assert!((2.8..3.2).contains(&ratio), "{ratio}");
     }
 }
+
+#[test]
+fn where_one_launches_at_a_time_more_clients_than_places_have_them_in_turn() {
+    let programs = vec![ahead(1, MS); MEMBERS_MAX + 6];
+    let mut bench = Bench::new(Rounds::one_at_a_time(TURN), &programs);
+    bench.run_until(60 * SECOND);
+    let had = bench.charged_ns();
+    let mean = had.iter().sum::<u64>() / had.len() as u64;
+    assert!(had.iter().all(|ns| (mean / 3..mean * 3 / 2).contains(ns)), "{mean}: {had:?}");
+    assert!(bench.busy() > 0.95, "{}", bench.busy());
+}
+
+#[test]
+fn who_pauses_between_launches_keeps_its_share_beside_long_ones() {
+    for kernel_ns in [10 * MS, 50 * MS, 250 * MS] {
+        let programs = [one_by_one(1, kernel_ns, 300 * US), ahead(1, 200 * US)];
+        for programs in [programs, [programs[1], programs[0]]] {
+            let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
+            bench.run_until(30 * SECOND);
+            ratio_is(&bench, 1.0, 0.2);
+            assert!(bench.busy() > 0.9, "{}", bench.busy());
+        }
+    }
+}
+
+#[test]
+fn rounds_are_short_again_once_who_had_long_launches_idles() {
+    let long = Program { works_ns: (0, 2 * SECOND), ..ahead(1, 200 * MS) };
+    let programs = [long, ahead(1, MS), ahead(1, MS)];
+    let mut bench = Bench::new(Rounds::side_by_side(TURN), &programs);
+    bench.run_until(SECOND);
+    assert_eq!(bench.rounds.long_turn_ns, LONGEST * 200 * MS);
+    bench.run_until(10 * SECOND);
+    assert_eq!(bench.rounds.long_turn_ns, TURN);
+}

@@ -58,7 +58,7 @@ exports! {
         let link = driver()?.links.get(link)?;
         image.check()?;
         let text = lock(&link.ptx).take().ok_or(CuError::INVALID_VALUE)?;
-        wait_as_compiler()?;
+        wait_as_compiler(&kernel_names(&text).map_err(|error| error.code)?)?;
         let linked = CString::new(format!("{LINKED}{text}")).map_err(|_| CuError::INVALID_IMAGE)?;
         let linked = link.image.get_or_init(|| linked);
         bytes.set_if(linked.as_bytes_with_nul().len());

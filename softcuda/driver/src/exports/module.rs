@@ -2,7 +2,7 @@ use crate::config::{IMAGE_BYTES_MAX, load_time};
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{CuError, CuResult};
-use crate::exec::LoadError;
+use crate::exec::{LoadError, kernel_names};
 use crate::ffi::{In, Out, exports};
 use crate::image;
 use crate::launch::wait_as_compiler;
@@ -99,8 +99,9 @@ fn load(out: &Out<usize>, ptx: Result<String, LoadError>, options: &JitOptions) 
     let (driver, context) = (driver()?, current()?);
     let _alone = context.synchronize_alone()?;
     std::thread::sleep(load_time());
-    if ptx.as_ref().is_ok_and(|ptx| !ptx.starts_with(image::LINKED)) {
-        wait_as_compiler()?;
+    let text = ptx.as_ref().ok().filter(|ptx| !ptx.starts_with(image::LINKED));
+    if let Some(Ok(kernels)) = text.map(|ptx| kernel_names(ptx)) {
+        wait_as_compiler(&kernels)?;
     }
     let module = ptx.and_then(|ptx| Module::load(driver, &context, &ptx, None));
     out.set(driver.modules.insert(&options.report(module)?))
