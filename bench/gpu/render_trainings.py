@@ -12,6 +12,8 @@ def lines(content, table, made_with):
         ),
         "",
     ]
+    if content.get("note"):
+        text += [content["note"], ""]
     found = {}
     for row in content["rows"]:
         # Without the base there is no ratio.
