@@ -501,8 +501,8 @@ pub struct GrantLine {
     pub width_sms: AtomicU32,
 }
 
-/// What both regions are stamped with: of regions that are laid out in another way it differs, whatever
-/// [`crate::PROTOCOL_VERSION`] says.
+/// What both regions are stamped with: it differs if something was moved or resized, even if nobody raised
+/// [`crate::PROTOCOL_VERSION`].
 pub const REGION_VERSION: u32 = {
     let layout = [
         offset_of!(ClientRegion, magic),

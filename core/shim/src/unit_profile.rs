@@ -106,6 +106,11 @@ fn orders_others(index: usize, stream: usize, context: usize) -> bool {
     }
 }
 
+/// Whether another stream has launches that nobody has waited for: the unit may have begun with those.
+fn are_others_busy(client: &ClientRegion, index: usize) -> bool {
+    client.activity.busy_streams.load(SeqCst) & !(1 << (index & 63)) != 0
+}
+
 /// The calling thread is about to make launch `number` of a slot, in `stream` (an explicit handle). `is_first`: it is
 /// the first behind something that a wait may cover. Whether the launch is measured.
 pub fn measures(
@@ -132,6 +137,7 @@ fn begin(client: &ClientRegion, index: usize, number: u32, stream: usize) -> boo
         // Its context may end without a call that names it.
         || slot.green.load(Relaxed) != 0
         || orders_others(index, stream, context)
+        || are_others_busy(client, index)
         || capture::is_active()
         || tools::whole_because() != whole_because::NOTHING
         || slot.word.snapshot().inside() != 1
