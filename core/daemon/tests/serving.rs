@@ -7,12 +7,11 @@ use rustix::fd::AsFd;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tally_ipc::ring::{self, Answer};
-use tally_ipc::wire::{self, SharingMode, Welcome, WireError};
+use tally_ipc::wire::{self, SharingMode, WireError};
 
 #[test]
 fn clients_are_admitted_as_the_rules_say() {
@@ -93,58 +92,6 @@ fn a_full_core_refuses_with_the_reason_and_admits_again() {
     eventually("b is gone", || core.client(id).is_none());
     // Its place is free a moment after it has left the status.
     eventually("c is admitted", || Client::register(&core.socket, &hello("c", false)).is_ok());
-}
-
-#[test]
-fn bad_registrations_cost_only_their_own_connection() {
-    // Bounds the core's own reads of files, too.
-    let core = Core::start(&format!("{BUILT_IN}[admission]\nhello_timeout_ms = 1500\n"), &[]);
-    let mut good = Client::best_effort(&core, "good");
-    let refusal = |bytes: &[u8], fds: &[rustix::fd::BorrowedFd<'_>]| -> String {
-        let stream = UnixStream::connect(&core.socket).unwrap();
-        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
-        let sent = if fds.is_empty() {
-            (&stream).write_all(bytes).map_err(|e| e.to_string())
-        } else {
-            wire::send(stream.as_fd(), bytes, fds).map_err(|e| e.to_string())
-        };
-        sent.unwrap();
-        match wire::receive(stream.as_fd()).map(|(p, _)| Welcome::decode(&p)) {
-            Ok(Err(WireError::Refused(why))) => why,
-            Err(WireError::Closed) => "closed".into(),
-            other => panic!("{other:?}"),
-        }
-    };
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(64).unwrap();
-    let hello = hello("x", false).encode();
-    let mut other_version = wire::frame(&hello);
-    other_version[8] = 77;
-    let mut huge = wire::frame(&hello);
-    huge[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(refusal(b"GET / HTTP/1.1\r\n\r\n", &[]).contains("not a Tally registration"));
-    assert!(refusal(&other_version, &[]).contains("version 77"));
-    assert!(refusal(&huge, &[]).contains("too long"));
-    assert!(refusal(&wire::frame(&hello), &[]).contains("one descriptor"));
-    assert!(refusal(&wire::frame(&[9; 40]), &[]).contains("malformed"));
-    // Half a frame, then silence; and nothing at all.
-    for part in [&wire::frame(&hello)[..20], b"T"] {
-        let why = refusal(part, &[]);
-        assert!(why == "closed" || why.contains("registration"), "{why}");
-    }
-    // One whose fields lie elsewhere.
-    let (fd, region) = tally_ipc::map::create_client().unwrap();
-    region.version.fetch_add(1, SeqCst);
-    let why = refusal(&hello, &[fd.as_fd()]);
-    assert!(why.contains("install shim and core of one release"), "{why}");
-    // A file that is no region, and a region that could be shrunk under us.
-    let why = refusal(&hello, &[file.as_fd()]);
-    assert!(why.contains("shared region"), "{why}");
-    let (region, _mapped) = tally_ipc::map::create_client().unwrap();
-    let why = refusal(&hello, &[region.as_fd(), region.as_fd()]);
-    assert!(why.contains("one descriptor"), "{why}");
-    assert_eq!(good.launch(), Answer::Whole);
-    assert_eq!(core.status()["clients"].as_array().unwrap().len(), 1);
 }
 
 #[test]

@@ -501,50 +501,29 @@ pub struct GrantLine {
     pub width_sms: AtomicU32,
 }
 
+macro_rules! offsets {
+    ($region:ty: $($field:ident)*) => { [$(offset_of!($region, $field)),*] };
+}
+
 /// What both regions are stamped with: it differs if something was moved or resized, even if nobody raised
 /// [`crate::PROTOCOL_VERSION`].
 pub const REGION_VERSION: u32 = {
-    let layout = [
-        offset_of!(ClientRegion, magic),
-        offset_of!(ClientRegion, version),
-        offset_of!(ClientRegion, activity),
-        offset_of!(ClientRegion, counters),
-        offset_of!(ClientRegion, report),
-        offset_of!(ClientRegion, kernel_count),
-        offset_of!(ClientRegion, completions),
-        offset_of!(ClientRegion, gates),
-        offset_of!(ClientRegion, turnarounds),
-        offset_of!(ClientRegion, limit_costs),
-        offset_of!(ClientRegion, marks),
-        offset_of!(ClientRegion, submissions),
-        offset_of!(ClientRegion, kernels),
-        offset_of!(CoreRegion, magic),
-        offset_of!(CoreRegion, version),
-        offset_of!(CoreRegion, client_id),
-        offset_of!(CoreRegion, granted),
-        offset_of!(CoreRegion, consumed),
-        offset_of!(CoreRegion, wake),
-        offset_of!(CoreRegion, marks_read),
-        offset_of!(CoreRegion, parked),
-        offset_of!(CoreRegion, notify),
-        offset_of!(CoreRegion, serving),
-        offset_of!(CoreRegion, neighbours),
-        offset_of!(CoreRegion, heartbeat),
-        offset_of!(CoreRegion, probes),
-        offset_of!(CoreRegion, yielding),
-        offset_of!(CoreRegion, decisions),
-        size_of::<ClientRegion>(),
-        size_of::<CoreRegion>(),
-        size_of::<Submission>(),
-        size_of::<KernelEntry>(),
-        size_of::<Completion>(),
-        size_of::<DecisionSlot>(),
-    ];
-    let (mut hash, mut at) = (crate::PROTOCOL_VERSION, 0);
-    while at < layout.len() {
-        // As FNV-1a.
-        hash = (hash ^ layout[at] as u32).wrapping_mul(0x0100_0193);
-        at += 1;
+    let client = offsets!(ClientRegion: magic version activity counters report kernel_count completions gates
+        turnarounds limit_costs marks submissions kernels);
+    let core = offsets!(CoreRegion: magic version client_id granted consumed wake marks_read parked notify serving
+        neighbours heartbeat probes yielding decisions);
+    let regions = [size_of::<ClientRegion>(), size_of::<CoreRegion>()];
+    let slots = [size_of::<Submission>(), size_of::<KernelEntry>(), size_of::<DecisionSlot>()];
+    let all: [&[usize]; 4] = [&client, &core, &regions, &slots];
+    let (mut hash, mut of) = (crate::PROTOCOL_VERSION, 0);
+    while of < all.len() {
+        let mut at = 0;
+        while at < all[of].len() {
+            // As FNV-1a.
+            hash = (hash ^ all[of][at] as u32).wrapping_mul(0x0100_0193);
+            at += 1;
+        }
+        of += 1;
     }
     hash
 };

@@ -9,15 +9,13 @@ use std::time::{Duration, SystemTime};
 use tally_ipc::ring::Answer;
 use tally_ipc::wire::{RewriteSettings, Welcome};
 
-/// Start the program with this folder for caches; its kernel is transformed, and computes what it should.
-fn start<T: Copy>(test: T, caches: &Path, cache_mib: u32) {
+/// A program whose kernel is transformed, and computes what it should.
+pub fn transforms<T: Copy>(test: T, environment: &[(&str, &str)], welcome: &Welcome) {
     const BLOCKS: u32 = 33;
-    let welcome =
-        Welcome { rewrite: RewriteSettings { cache_mib, ..welcome().rewrite }, ..welcome() };
     both_under(
         test,
-        &[("XDG_CACHE_HOME", caches.to_str().unwrap())],
-        &welcome,
+        environment,
+        welcome,
         |device| {
             device.warm_up();
             let cells = device.cells(BLOCKS);
@@ -34,6 +32,13 @@ fn start<T: Copy>(test: T, caches: &Path, cache_mib: u32) {
             assert_eq!(core.counters().sliced.load(SeqCst), 1);
         },
     );
+}
+
+/// The same with this folder for caches.
+fn start<T: Copy>(test: T, caches: &Path, cache_mib: u32) {
+    let welcome =
+        Welcome { rewrite: RewriteSettings { cache_mib, ..welcome().rewrite }, ..welcome() };
+    transforms(test, &[("XDG_CACHE_HOME", caches.to_str().unwrap())], &welcome);
 }
 
 fn kept(caches: &Path) -> Vec<PathBuf> {

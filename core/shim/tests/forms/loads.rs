@@ -1,7 +1,7 @@
 //! Images that change while they are loaded, files that are none, and callers that cannot be unwound.
 
 use crate::program::{Device, Ptr, ask, ok};
-use crate::{Governor, both, both_under, welcome};
+use crate::{Governor, both, welcome};
 use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -142,26 +142,12 @@ fn kernels_that_are_told_in_a_used_array_keep_their_code() {
 
 #[test]
 fn launches_go_on_while_a_form_is_compiled() {
-    both_under(
-        launches_go_on_while_a_form_is_compiled,
-        // A compiler that ends only once so many launches were made meanwhile.
+    let test = launches_go_on_while_a_form_is_compiled;
+    // A compiler that ends only once so many launches were made meanwhile.
+    crate::disk_cache::transforms(
+        test,
         &[("TALLY_SOFTCUDA_COMPILE_LAUNCHES", "step:20")],
         &welcome(),
-        |device| {
-            device.warm_up();
-            let cells = device.cells(BLOCKS);
-            assert_eq!(ask("next"), "on");
-            device.step(&cells, [BLOCKS, 1, 1], null_mut(), 5, 0);
-            device.check_steps(&cells, &[5]);
-        },
-        |core| {
-            core.warm_up("step");
-            core.expect("next");
-            core.answer(Answer::Slice(7));
-            core.say("on");
-            core.ends(0);
-            assert_eq!(core.counters().sliced.load(SeqCst), 1);
-        },
     );
 }
 
