@@ -76,10 +76,15 @@ pub fn limitable(index: usize, function: Ptr) -> Limitable {
     limitable_as_known(index)
 }
 
+/// Whether a kernel was looked at.
+pub fn is_looked_at(index: usize) -> bool {
+    let state = KERNELS.get(index).map(|kernel| kernel.state.load(Acquire));
+    state.is_some_and(|word| transform_state::unpack(word).0 != transform_state::UNKNOWN)
+}
+
 /// A kernel is looked at, unless it was. The function lives.
 pub(crate) fn look_at_new(index: usize, function: Ptr) {
-    let state = KERNELS.get(index).map(|kernel| kernel.state.load(Acquire));
-    if state.is_some_and(|word| transform_state::unpack(word).0 == transform_state::UNKNOWN) {
+    if index < KERNEL_SLOTS && !is_looked_at(index) {
         look_at(index, function);
     }
 }

@@ -119,6 +119,8 @@ pub struct Pace {
 impl Pace {
     /// Nothing depends on what is looked at. A program that launches without a pause loses time to each look.
     pub const CALM: Pace = Pace { least_ns: 200_000, most_ns: u64::MAX };
+    /// Another client may wait for it, but no decision of this one.
+    pub const LEASED: Pace = Pace { least_ns: 100_000, most_ns: u64::MAX };
     /// A decision may, or another client.
     pub const SHARED: Pace = Pace { least_ns: 15_000, most_ns: u64::MAX };
     /// A launch of this program waits, and the GPU may have nothing to do before it.

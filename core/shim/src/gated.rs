@@ -237,6 +237,7 @@ impl Gated<'_> {
                 if settings::is_enabled()
                     && index != OVERFLOW
                     && tools::whole_because() == whole_because::NOTHING
+                    && !self.needs_no_offers(registration, &shape)
                 {
                     shape.flags |= self.offers(&shape);
                 }
@@ -370,6 +371,18 @@ fn wait_until<T>(
 }
 
 impl Gated<'_> {
+    /// The launch was granted ahead, nobody decides about it, and its kernel has been looked at: finding out what can be
+    /// done to it asks the driver for a microsecond or two.
+    fn needs_no_offers(&self, registration: &Registration, shape: &Shape) -> bool {
+        let Gated { client, call, .. } = *self;
+        let granted = &registration.core.granted;
+        // Another thread may take the ticket, and this one be asked about: then it runs whole, once.
+        !call.is_graph
+            && granted.width_sms.load(Acquire) == 0
+            && granted.ticket.load(SeqCst) > client.activity.next_ticket.load(SeqCst)
+            && prepare::is_looked_at(shape.kernel as usize)
+    }
+
     /// What can be done to it.
     fn offers(&self, shape: &Shape) -> u32 {
         let Gated { client, index, slot, call, .. } = *self;

@@ -182,10 +182,12 @@ fn pace() -> Pace {
         |registration: &state::Registration| registration.core.neighbours.load(Relaxed) > 1;
     if WAITING.load(Relaxed) > 0 {
         Pace::WAITED_FOR
-    } else if IS_LEASED.load(Relaxed) && !state::registration().is_some_and(is_shared) {
-        Pace::CALM
-    } else {
+    } else if !IS_LEASED.load(Relaxed) {
         Pace::SHARED
+    } else if state::registration().is_some_and(is_shared) {
+        Pace::LEASED
+    } else {
+        Pace::CALM
     }
 }
 

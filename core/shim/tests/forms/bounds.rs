@@ -109,7 +109,8 @@ fn leased_launches_have_the_clients_width_once_their_kernel_was_limited() {
             let (crowd, few) = (crowd(device), SMS.min(4));
             let (cells, few_cells) = (device.cells(crowd), device.cells(few));
             let mut ks = Vec::new();
-            for question in ["offered?", "undecided?", "limited?", "leased?", "whole?"] {
+            for question in ["offered?", "undecided?", "limited?", "leased?", "whole?", "decided?"]
+            {
                 while ask(question) == "no" {
                     ks.push(ks.len() as u32);
                     device.step(&cells, [crowd, 1, 1], null_mut(), ks[ks.len() - 1], 0);
@@ -160,6 +161,11 @@ fn leased_launches_have_the_clients_width_once_their_kernel_was_limited() {
             core.lease(LEASED_ALL, 0);
             let (requests, limited) = ten_times(core, "whole?");
             assert_eq!((asked_for(&requests), limited), ((20, 0), 0));
+            let are_offered = requests.iter().any(|(request, _)| request.flags & CAN_LIMIT != 0);
+            assert!(!are_offered, "nobody decides about them: the driver is not asked");
+            core.lease(0, 0);
+            let (requests, _) = ten_times(core, "decided?");
+            assert!(requests.iter().all(|(request, _)| request.flags & CAN_LIMIT != 0));
             core.ends(0);
         },
     );
