@@ -14,6 +14,9 @@ use tally_sdk::{ClientId, UNKNOWN, host};
 /// After so many launches in a row on spared SMs, each of which was asked about, a client has a width of its own.
 const IN_ROW: u32 = 64;
 
+/// After so many launches on a width to keep, its client's kernels were limited before.
+const SETTLED: u32 = 1_024;
+
 /// Launches of a lease at most, and at least: where units bear little, what is charged ahead keeps others waiting.
 const LAUNCHES_MAX: u64 = 32;
 const LAUNCHES_MIN: u64 = 8;
@@ -45,19 +48,28 @@ impl Leases {
         self.mean_ns = self.mean_ns + more_ns / FOLLOW - less_ns / FOLLOW;
     }
 
-    /// It runs whole, as those do that start unasked.
-    pub fn runs_whole(&mut self, ns: u64) {
+    /// It runs as those do that start unasked, and takes so much of a unit.
+    pub fn runs(&mut self, ns: u64) {
         self.longest_ns = ns.max(self.longest_ns - self.longest_ns.div_ceil(FOLLOW));
     }
 
-    /// Launches that may follow unasked where units bear so much, and the time that they are taken to need.
-    pub fn give(&mut self, bears_ns: u64) -> (u32, u64) {
+    /// Launches that may follow unasked where units bear so much.
+    pub fn give(&mut self, bears_ns: u64) -> u32 {
         let launches = (bears_ns / PART / self.longest_ns.max(1)).min(LAUNCHES_MAX);
         let launches = if launches < LAUNCHES_MIN { 0 } else { launches };
         // Who asks has none left.
         self.out_ns = launches * self.longest_ns;
-        // None of them takes longer than that one.
-        (launches as u32, launches.saturating_mul(self.mean_ns.min(self.longest_ns)))
+        launches as u32
+    }
+
+    /// What a launch that starts unasked takes of a unit at most.
+    pub fn longest_ns(&self) -> u64 {
+        self.longest_ns
+    }
+
+    /// Time that so many launches are taken to need, of which each takes so long at most.
+    pub fn mean_ns(&self, launches: u32, longest_ns: u64) -> u64 {
+        u64::from(launches).saturating_mul(self.mean_ns.min(longest_ns))
     }
 
     /// A unit bears so much: no launch starts unasked any longer, if they could take more.
@@ -75,6 +87,8 @@ pub struct ClientWidth {
     client: Option<ClientId>,
     sms: u32,
     in_row: u32,
+    /// Launches since the client has the width to keep.
+    kept: u32,
 }
 
 impl ClientWidth {
@@ -98,6 +112,12 @@ impl ClientWidth {
             (self.client, self.sms, self.in_row) = (Some(client), sms, IN_ROW);
             host::set_width(client, sms);
         }
+        self.kept = self.kept.saturating_add(1);
+    }
+
+    /// Most kernels that launch unasked were limited before, so they have the width, too.
+    pub fn has_settled(&self) -> bool {
+        self.kept >= SETTLED
     }
 
     /// The client's width, if it has one.
@@ -110,6 +130,6 @@ impl ClientWidth {
         if let Some(client) = self.client.filter(|_| self.sms().is_some()) {
             host::set_width(client, 0);
         }
-        self.in_row = 0;
+        (self.in_row, self.kept) = (0, 0);
     }
 }

@@ -297,8 +297,13 @@ impl Herald {
             if self.shares.lease(1) > 0 {
                 self.client_width.keep(launch.client, sms);
             }
+            let lease = if is_due { 0 } else { self.lease_on_width(launch, charge_ns, within) };
             // What was never measured whole would be, if it were left to the client's width.
-            return on_sms(launch, sms, false).because(reason);
+            return match lease {
+                0 => on_sms(launch, sms, false),
+                launches => Decision::Run(launches),
+            }
+            .because(reason);
         }
         if let Some(sms) = for_floor {
             if width.is_none() {
@@ -326,25 +331,51 @@ impl Herald {
         if !is_alone || launch.predicted_ns == UNKNOWN {
             return Decision::Run(0);
         }
-        self.leases.runs_whole(launch.predicted_ns);
+        self.leases.runs(launch.predicted_ns);
         let bears = |one: &Service| {
             let at_any_time_ns =
                 one.allowance_whole_ns().filter(|_| one.share.limit().is_none())?;
             Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
         };
-        let expected = self.expected(launch.now_ns);
-        let bears_ns = expected.map(|one| bears(one).unwrap_or(0)).min();
-        let (launches, ns) = self.leases.give(bears_ns.unwrap_or(0));
-        let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(ns);
+        let launches = self.leases.give(self.least(launch.now_ns, bears));
+        // None of them takes longer than the longest that ran whole.
+        let ns = self.leases.mean_ns(launches, self.leases.longest_ns());
+        self.leased(launch, launches, (ns, ns), within);
+        Decision::Run(launches)
+    }
+
+    /// Launches that may follow one on the width unasked.
+    fn lease_on_width(&mut self, launch: &Launch, charge_ns: u64, within: bool) -> u32 {
+        if launch.predicted_ns == UNKNOWN || !self.client_width.has_settled() {
+            return 0;
+        }
+        self.leases.runs(charge_ns);
+        let bears =
+            |one: &Service| Some(one.left_ns().unwrap_or(u64::MAX).min(one.allowance_ns()?));
+        let launches = self.leases.give(self.least(launch.now_ns, bears));
+        let whole_ns = self.leases.mean_ns(launches, u64::MAX);
+        let sms = self.client_width.sms().unwrap_or(launch.sm_count);
+        let ns = scaled(whole_ns, sms.into(), launch.sm_count.max(1).into());
+        self.leased(launch, launches, (ns, whole_ns), within);
+        launches
+    }
+
+    /// The least that a service bears which may have a unit at any time.
+    fn least(&self, now_ns: u64, bears: impl Fn(&Service) -> Option<u64>) -> u64 {
+        self.expected(now_ns).map(|one| bears(one).unwrap_or(0)).min().unwrap_or(0)
+    }
+
+    /// So many launches may follow, which take so much of a unit, and so much time if they run whole.
+    fn leased(&mut self, launch: &Launch, launches: u32, (ns, whole_ns): (u64, u64), within: bool) {
+        let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(whole_ns);
         for service in &mut self.services {
-            service.let_in(launch.now_ns, ns, within);
+            service.let_in(launch.now_ns, whole_ns, within);
             service.under_way(until_ns);
             if within {
                 service.spend(launch.now_ns, ns, false);
             }
         }
         self.counters.add(LEASED, launches.into());
-        Decision::Run(launches)
     }
 
     /// A client is due by its floor, and its launches do not yield, or it is no longer.

@@ -352,3 +352,44 @@ fn a_service_that_had_no_unit_yet_is_idle_in_the_end() {
     b.now_ns += 3_600_000 * MS;
     assert_ne!(b.decide_on(&now(&b, can)), Decision::SmLimited(sms));
 }
+
+#[test]
+fn launches_follow_unasked_on_a_width_once_their_kernels_were_limited() {
+    let (mut b, can, sms) = on_width();
+    let short = Launch { predicted_ns: 20 * US, ..can };
+    let asked = (0..5_000).find(|_| {
+        let launch = now(&b, short);
+        match b.policy.decide(&launch).decision {
+            Decision::SmLimited(to) => assert_eq!(to, sms),
+            Decision::Run(launches) => {
+                assert!((8..=32).contains(&launches), "{launches}");
+                return true;
+            }
+            other => panic!("{other:?}"),
+        }
+        false
+    });
+    assert!(asked.is_some_and(|asked| asked > 500), "{asked:?}");
+    assert_eq!(widths_set(), [sms]);
+    // They take their part of an open unit.
+    b.begin();
+    let left_ns = b.policy.services[0].left_ns().unwrap();
+    let Decision::Run(launches @ 8..) = b.policy.decide(&now(&b, short)).decision else {
+        panic!("no lease")
+    };
+    let spent_ns = left_ns - b.policy.services[0].left_ns().unwrap();
+    let each_ns = spent_ns / u64::from(launches + 1);
+    assert!(each_ns.abs_diff(20 * US * u64::from(sms) / 132) < 100, "{each_ns}");
+    // Of longer ones, one of which runs whole, a unit bears no eight.
+    let long = Launch { predicted_ns: MS, ..now(&b, can) };
+    b.policy.decide(&long);
+    assert_eq!(b.policy.decide(&now(&b, short)).decision, Decision::SmLimited(sms));
+    calls();
+    // A unit that bears nothing takes back what was given before it.
+    b.end(MS);
+    b.units(70, MS);
+    while !matches!(b.policy.decide(&now(&b, short)).decision, Decision::Run(8..)) {}
+    calls();
+    b.policy.began(b.now_ns, WEB, b.now_ns - 2 * MS, b.now_ns + MS);
+    assert!(calls().contains(&Call::RevokeLease(BATCH)));
+}
