@@ -371,8 +371,8 @@ fn wait_until<T>(
 }
 
 impl Gated<'_> {
-    /// The launch was granted ahead, nobody decides about it, and its kernel has been looked at: finding out what can be
-    /// done to it asks the driver for a microsecond or two.
+    /// The launch was granted ahead, so that nobody decides about it, and its kernel was looked at: to find out what can
+    /// be done to it would take the driver a microsecond or two.
     fn needs_no_offers(&self, registration: &Registration, shape: &Shape) -> bool {
         let Gated { client, call, .. } = *self;
         let granted = &registration.core.granted;

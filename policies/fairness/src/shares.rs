@@ -6,6 +6,9 @@ use tally_sdk::{
     WINDOW_OPEN, host,
 };
 
+/// Least part of a window: a shorter one would have the GPU wait for the program.
+const WINDOW_NS_MIN: u64 = 100_000;
+
 /// The clients that are connected, and how those of best effort share the GPU.
 #[derive(Debug, Default)]
 pub struct Shares {
@@ -134,10 +137,14 @@ impl Shares {
         few.min(launches)
     }
 
-    /// A client's window: where several share, no more than others may have to wait for.
+    /// A client's window, of one for all of them beside high-priority clients, for which all of it is in the way; and
+    /// where several share, no more than others may have to wait for.
     pub fn window_ns(&self, window_ns: u64) -> u64 {
+        let is_divided = !self.time_sliced && self.clients.high() > 0;
+        let parts = if is_divided { self.clients.best_effort().max(1) } else { 1 };
+        let part_ns = (window_ns / parts as u64).max(window_ns.min(WINDOW_NS_MIN));
         let most_ns = if self.rounds.is_shared() { self.rounds.window_ns() } else { WINDOW_OPEN };
-        window_ns.min(most_ns)
+        part_ns.min(most_ns)
     }
 
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not

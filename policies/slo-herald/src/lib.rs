@@ -575,10 +575,9 @@ impl Herald {
     fn change_terms(&mut self, now_ns: u64) {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
         let is_alone = self.shares.clients.high() == 0;
-        let clients = self.shares.clients.best_effort_ids().count().max(1) as u64;
-        let longest_ns = self.settings.window_ns_max / clients;
+        let longest_ns = self.settings.window_ns_max;
         // One that is served strictly, or not known yet, has the usual window.
-        let of = |one: &Service| one.window_ns(most_ns, longest_ns, clients).unwrap_or(most_ns);
+        let of = |one: &Service| one.window_ns(most_ns, longest_ns).unwrap_or(most_ns);
         let shared_ns = self.expected(now_ns).map(of).min().unwrap_or(most_ns);
         let shared_ns = shared_ns.max(least_ns.min(most_ns));
         let window_ns = match (self.shares.time_sliced, is_alone) {

@@ -330,11 +330,10 @@ impl Service {
         (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns)
     }
 
-    /// Best-effort time of one of so many clients that may be under way when a unit begins: `usual_ns` beside any
-    /// service, and up to `longest_ns` where all of them together take a small part of what the unit can spare. `None`
-    /// as of the allowance.
-    pub fn window_ns(&self, usual_ns: u64, longest_ns: u64, clients: u64) -> Option<u64> {
-        let small_ns = self.spare_ns() / SPARE_PER_WINDOW / clients;
+    /// Best-effort time that may be under way when a unit begins: `usual_ns` beside any service, and up to `longest_ns`
+    /// where that is a small part of what the unit can spare. `None` as of the allowance.
+    pub fn window_ns(&self, usual_ns: u64, longest_ns: u64) -> Option<u64> {
+        let small_ns = self.spare_ns() / SPARE_PER_WINDOW;
         Some((self.allowance_ns()? / 2).min(usual_ns.max(small_ns.min(longest_ns))))
     }
 

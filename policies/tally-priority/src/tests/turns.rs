@@ -88,11 +88,23 @@ fn what_several_may_launch_unasked_ends_with_a_high_priority_client() {
 }
 
 #[test]
-fn beside_high_priority_work_the_window_stays_as_small_as_it_was() {
-    let mut policy = sharing(SharingMode::Concurrent, &[1, 2]);
-    calls();
-    join(&mut policy, 3, PriorityClass::High);
-    assert!(calls().contains(&Call::SetWindow { client: 1, window_ns: WINDOW_NS }));
+fn beside_high_priority_work_several_clients_have_one_window_together() {
+    let windows = |mode, clients: u32| {
+        let mut policy = sharing(mode, &(1..=clients).collect::<Vec<_>>());
+        calls();
+        join(&mut policy, clients + 1, PriorityClass::High);
+        let window = |call| match call {
+            Call::SetWindow { window_ns, .. } => Some(window_ns),
+            _ => None,
+        };
+        calls().into_iter().filter_map(window).collect::<Vec<_>>()
+    };
+    let concurrent = |clients| windows(SharingMode::Concurrent, clients);
+    assert_eq!(concurrent(2), [WINDOW_NS / 2; 2]);
+    assert_eq!(concurrent(4), [WINDOW_NS / 4; 4]);
+    assert_eq!(concurrent(16), [100_000; 16], "shorter ones would have the GPU wait for them");
+    // Hardware interrupts what is under way.
+    assert_eq!(windows(SharingMode::TimeSliced, 4), []);
 }
 
 #[test]
