@@ -371,7 +371,7 @@ fn wait_until<T>(
 }
 
 impl Gated<'_> {
-    /// The launch was granted ahead, so that nobody decides about it, and its kernel was looked at: to find out what can
+    /// The launch was granted ahead, so nobody decides about it, and its kernel was looked at: to find out what can
     /// be done to it would take the driver a microsecond or two.
     fn needs_no_offers(&self, registration: &Registration, shape: &Shape) -> bool {
         let Gated { client, call, .. } = *self;
