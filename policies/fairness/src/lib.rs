@@ -33,6 +33,7 @@
 
 mod floor;
 mod leases;
+mod long;
 mod member;
 mod saved;
 mod shares;

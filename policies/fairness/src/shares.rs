@@ -1,5 +1,6 @@
 //! What policies do with weights and floors alike, whatever else they decide by.
 
+use crate::long::LongLaunch;
 use crate::{Due, Floors, Rounds, SavedRounds};
 use tally_sdk::{
     Answer, Client, ClientId, Clients, Decision, Launch, PriorityClass, SharingMode, Terms,
@@ -20,6 +21,10 @@ pub struct Shares {
     pub floors: Floors,
     /// Contexts take turns. Known from the first client on.
     pub time_sliced: bool,
+    /// Of several beside high-priority clients.
+    long: LongLaunch,
+    /// Of each client, as set last.
+    window_ns: u64,
     /// Several share, and have had leases since a high-priority client joined.
     has_leases: bool,
     /// The timer of [`Floors::wake`]; `None`: nobody is ever asked to yield.
@@ -147,9 +152,16 @@ impl Shares {
         part_ns.min(most_ns)
     }
 
+    /// A best-effort launch starts beside high-priority clients, unless it waits for another client's long one.
+    pub fn hold_long(&mut self, launch: &Launch) -> Option<Decision> {
+        let may_wait = !self.time_sliced && launch.high_clients > 0 && self.rounds.is_shared();
+        if may_wait { self.long.hold(launch, self.window_ns) } else { None }
+    }
+
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not
     /// yield: it would not get on.
     pub fn set_terms(&mut self, terms: Terms) {
+        self.window_ns = terms.window_ns;
         let leases = terms.leases && !self.rounds.is_shared();
         let floors = &self.floors;
         self.clients.set_terms_of(|client| Terms {

@@ -21,6 +21,7 @@
 //!     for each other service that must be served strictly:
 //!         if its last unit ended less than idle_gap ago:     hold for the rest of the gap
 //!     if no unit is open, and high-priority work is active:  hold until that changes
+//!     if other best-effort clients go first, or have a long launch under way:                hold
 //!     take cost from each open unit's allowance
 //!     run: on the width, if a service shares so and none must be served strictly
 //!          whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
@@ -40,8 +41,8 @@
 //! the rate: best-effort time that a unit bears for each nanosecond that it can spare. It is low where kernels wait for
 //! each other, and high where the GPU idles within a unit because the service's CPU part takes longer. In *space* the
 //! level is a number of SMs on which best effort runs beside the unit for as long as it takes, and a rate for what
-//! cannot be limited to them. On a *width* the one best-effort client has some SMs always, between units, too, and the
-//! level is that number and a rate for everything (`space.rs`). All are learned, so that nobody has to tell what suits
+//! cannot be limited to them. On a *width* best effort has some SMs always, between units, too, and the level is
+//! that number and a rate for everything (`space.rs`). All are learned, so that nobody has to tell what suits
 //! which service.
 //!
 //! A service must be served strictly (best effort is held while it has a unit open) if it has no objective, or best
@@ -256,8 +257,11 @@ impl Herald {
         if !within && !is_due && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
-            return hold.because(Reason::NotItsTurn);
+        if !is_due {
+            let rounds = self.shares.rounds.hold(launch);
+            if let Some(hold) = rounds.or_else(|| self.shares.hold_long(launch)) {
+                return hold.because(Reason::NotItsTurn);
+            }
         }
         let beside = beside.filter(|_| within);
         let is_too_much = |one: &Service| one.left_ns().is_some_and(|ns| charge_ns > ns);
@@ -488,14 +492,12 @@ impl Membership for Herald {
             // Not one that was there before this instance.
             self.services.iter_mut().for_each(|service| service.share.new_program());
         }
-        self.alone_or_not();
         self.changed(now_ns);
     }
 
     fn left(&mut self, now_ns: u64, client: ClientId) {
         self.services.retain(|service| service.client != client);
         self.shares.left(client);
-        self.alone_or_not();
         self.changed(now_ns);
         self.go_on(now_ns);
         self.counters.hand_over();
@@ -504,12 +506,6 @@ impl Membership for Herald {
 }
 
 impl Herald {
-    /// Best-effort clients came or went.
-    fn alone_or_not(&mut self) {
-        let is_alone = self.shares.clients.best_effort_ids().count() < 2;
-        self.services.iter_mut().for_each(|service| service.share.set_alone(is_alone));
-    }
-
     /// What a launch costs the open units.
     fn cost_ns(&self, launch: &Launch) -> u64 {
         if launch.predicted_ns == UNKNOWN {

@@ -1,13 +1,13 @@
 //! How much best-effort work an open unit bears, and in which of three ways: learned from the units' times.
 //!
 //! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit, and
-//! all SMs between units. On a *width* its program has some SMs always, for so much time in a unit. Time costs a unit
+//! all SMs between units. On a *width* it has some SMs always, for so much time in a unit. Time costs a unit
 //! little if the GPU is idle within it because the service's CPU part takes longer; space costs it little if its
 //! kernels do not fill the GPU; a width costs best effort no change of SMs, and little if the service is busy most of
 //! the time. Each way has a level ([`Space`]'s is two numbers), raised while all units are early, and lowered once too
 //! many are late. All are tried, and the one in which most best-effort work was let in is kept until the next trial,
 //! which comes the later the more trials were lost. The others are not tried while time holds nothing back, nor kept
-//! where no launch can be limited or is that small; and a width is for a best-effort client that is alone.
+//! where no launch can be limited or is that small.
 
 use crate::space::{Space, Span};
 use crate::verdict::{Verdict, growth_percent};
@@ -49,20 +49,19 @@ pub enum Way {
     Width,
 }
 
-/// In the order in which they are tried first.
 const WAYS: [Way; 3] = [Way::Time, Way::Width, Way::Space];
 
 /// How much best-effort work an open unit of a service bears, as learned so far.
 #[derive(Debug)]
 pub struct Share {
     way: Way,
+    /// In the order in which they are tried first.
+    ways: &'static [Way],
     /// SMs of the GPU, or 0 while it is not known; then there is no space to share.
     sm_count: u32,
     rate: u64,
     space: Space,
     width: Space,
-    /// There is one best-effort client, which can have a width.
-    is_alone: bool,
     /// A service must be served strictly: nothing is on the width.
     withheld: bool,
     /// More time than some rate was too much.
@@ -111,11 +110,11 @@ impl Share {
     pub fn new(sm_count: u32, widths: &[u32]) -> Self {
         Share {
             way: Way::Time,
+            ways: &WAYS,
             sm_count,
             rate: RATE_START,
             space: Space::new(Span::Units, sm_count, widths),
             width: Space::new(Span::Always, sm_count, widths),
-            is_alone: false,
             withheld: false,
             found_limit: false,
             worth: [Worth::UNKNOWN; 3],
@@ -145,14 +144,19 @@ impl Share {
         }
     }
 
-    /// Forget all but the GPU and how many clients there are.
+    /// Forget all but the GPU.
     pub fn forget(&mut self) {
         self.space.forget();
         self.width.forget();
         let nowhere = Share::new(self.sm_count, &[]);
-        let Share { space, width, is_alone, withheld, pace, .. } = std::mem::replace(self, nowhere);
+        let Share { ways, space, width, withheld, pace, .. } = std::mem::replace(self, nowhere);
         (self.space, self.width, self.pace) = (space, width, pace);
-        (self.is_alone, self.withheld) = (is_alone, withheld);
+        (self.ways, self.withheld) = (ways, withheld);
+    }
+
+    #[cfg(test)]
+    pub fn try_only(&mut self, ways: &'static [Way]) {
+        self.ways = ways;
     }
 
     /// The levels and what was found of them, as numbers.
@@ -212,15 +216,6 @@ impl Share {
         self.space = self.space.on_gpu(sm_count, widths);
         self.width = self.width.on_gpu(sm_count, widths);
         self.must_be_there();
-    }
-
-    /// Whether there is one best-effort client: several have no width.
-    pub fn set_alone(&mut self, is_alone: bool) {
-        self.is_alone = is_alone;
-        if self.way == Way::Width && !is_alone {
-            self.is_trial = false;
-            self.take(self.best_other());
-        }
     }
 
     /// Whether nothing may be on the width, because a service must be served strictly: what yields is over sooner.
@@ -515,9 +510,9 @@ impl Share {
     /// Ways that could be taken.
     fn others(&self) -> impl Iterator<Item = Way> {
         let is_there = self.space.is_there();
-        let (mine, is_alone) = (self.way, self.is_alone && !self.withheld);
-        WAYS.into_iter().filter(move |way| {
-            *way != mine && (*way == Way::Time || is_there) && (*way != Way::Width || is_alone)
+        let (mine, withheld) = (self.way, self.withheld);
+        self.ways.iter().copied().filter(move |way| {
+            *way != mine && (*way == Way::Time || is_there) && (*way != Way::Width || !withheld)
         })
     }
 

@@ -10,6 +10,8 @@
 //!         if it has been idle for less than idle_gap:        hold for the rest of the gap
 //!     if not due, and other best-effort clients go first:    hold                Rounds::hold, by weight
 //!     if no high-priority client is connected:               run; with a lease, long if nobody shares
+//!     if it is longer than the window, as is another client's that is under way:
+//!                                                            hold until that ends            Shares::hold_long
 //!     run as form(launch)                                                        Forms::decide
 //!     (a hold lasts at most until its client is due)                             Shares::with_floor
 //!
@@ -27,8 +29,8 @@
 //! ```
 //!
 //! The core does two things by itself, because a call would come too late. Sliced and preemptible launches yield when
-//! high-priority work appears, and go on after the idle gap (`set-auto-yield`). At most `window` of a best-effort
-//! client's kernels are under way at once: that is what a high-priority launch may have to wait behind.
+//! high-priority work appears, and go on after the idle gap (`set-auto-yield`). At most `window` of best-effort
+//! kernels, or one that is longer, are under way at once: that is what a high-priority launch may have to wait behind.
 //!
 //! How clients share the GPU decides which half is in use. Where kernels run at once (`concurrent`), forms keep
 //! kernels short. Where contexts take turns (`time-sliced`), the hardware interrupts kernels anyway: they run whole,
@@ -158,6 +160,9 @@ impl Priority {
         if is_alone {
             let lease = self.shares.lease_behind(launch, self.settings.lease_launches);
             return Decision::Run(lease).because(Reason::Alone);
+        }
+        if !is_due && let Some(hold) = self.shares.hold_long(launch) {
+            return hold.because(Reason::NotItsTurn);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);
         decision.because(match why {

@@ -8,7 +8,7 @@
 //!     high priority is ungated: a step of a service never waits
 //!     a launch of a client that is due by its floor:     goes            Floors::due
 //!     a launch to which Select gives no SMs now:         waits
-//!     of the others: by weight                                           Rounds::hold
+//!     of the others: by weight, of long ones one at a time               Rounds::hold, Shares::hold_long
 //!
 //! select(launch):   on how many SMs                                      select.rs, widths.rs
 //!     beside a step on the widest width at which the 95th percentile of steps stays within 0.9 of the objective
@@ -196,7 +196,8 @@ impl TpotFirst {
         })?;
         // Contexts that take turns run beside steps, too, so that all time counts for whose turn it is.
         let high_idle_ns = if self.shares.time_sliced { NEVER } else { launch.high_idle_ns };
-        match self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch }) {
+        let rounds = self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch });
+        match rounds.or_else(|| self.shares.hold_long(launch)) {
             Some(hold) => Err(hold.because(Reason::NotItsTurn)),
             None => Ok(place),
         }

@@ -4,7 +4,7 @@ use tally_sdk::PriorityClass::{BestEffort, High};
 use tally_sdk::testing::{
     Call, calls, client, client_state, launch, set_clients, set_sharing_mode,
 };
-use tally_sdk::{ClientState, LaunchState};
+use tally_sdk::{ClientState, LaunchState, UNKNOWN};
 
 const MS: u64 = 1_000_000;
 const TIMER: u64 = 9;
@@ -132,4 +132,46 @@ fn what_yields_stands_still_and_who_is_due_does_not_yield() {
     assert_eq!(yields.left_ns(15 * MS), 10 * MS);
     yields.floors_changed(&shares);
     assert_eq!(calls(), []);
+}
+
+/// Two clients of which [`FLOORED`] has so much on the GPU, and whether a launch of [`OTHER`] waits for that.
+fn waits(shares: &mut Shares, now_ns: u64, in_flight_ns: u64, launched: Launch) -> bool {
+    let state = ClientState { in_flight: 1, in_flight_ns, ..client_state(FLOORED, BestEffort) };
+    set_clients(vec![state, client_state(OTHER, BestEffort)]);
+    let hold = shares.hold_long(&Launch { now_ns, client: OTHER, high_clients: 1, ..launched });
+    assert!(hold.is_none_or(|hold| matches!(hold, Decision::HoldUntilCompletion(1..))));
+    hold.is_some()
+}
+
+#[test]
+fn beside_high_priority_clients_one_long_launch_of_several_clients_is_under_way() {
+    let long = Launch { predicted_ns: 3 * MS, now_ns: 0, in_flight_ns: 0, ..launch() };
+    let mine = Launch { client: FLOORED, high_clients: 1, ..long };
+    let begun = || {
+        let mut shares = two();
+        let terms = Terms { window_ns: MS, leases: false, yields: None };
+        shares.set_terms(terms);
+        assert_eq!(shares.hold_long(&mine), None);
+        shares
+    };
+    let mut shares = begun();
+    assert!(waits(&mut shares, MS, 3 * MS, long));
+    assert!(!waits(&mut shares, MS, 3 * MS, Launch { predicted_ns: MS, ..long }), "it is short");
+    assert!(!waits(&mut shares, MS, 3 * MS, Launch { predicted_ns: UNKNOWN, ..long }));
+    assert_eq!(shares.hold_long(&mine), None, "its own are in order");
+    // It has ended, and this one is under way.
+    assert!(!waits(&mut shares, 2 * MS, MS, long));
+    set_clients(vec![ClientState { in_flight_ns: 3 * MS, ..client_state(OTHER, BestEffort) }]);
+    assert!(shares.hold_long(&mine).is_some());
+    // One that does not end keeps nobody for ever.
+    let mut shares = begun();
+    assert!(waits(&mut shares, 11 * MS, 3 * MS, long));
+    assert!(!waits(&mut shares, 13 * MS, 3 * MS, long));
+    // Nobody is in a hurry, or hardware interrupts what is under way, or its client is alone.
+    assert_eq!(begun().hold_long(&Launch { client: OTHER, high_clients: 0, ..long }), None);
+    let mut shares = Shares { time_sliced: true, ..begun() };
+    assert!(!waits(&mut shares, MS, 3 * MS, long));
+    let mut shares = begun();
+    shares.left(OTHER);
+    assert!(!waits(&mut shares, MS, 3 * MS, long));
 }

@@ -1,11 +1,12 @@
 //! Whether time or space is shared, and how much of it.
 
 use super::*;
+use crate::share::Way;
 
 /// Where best effort has no width: there are two ways, not three.
 fn bench() -> Bench {
     let mut b = Bench::new(3 * MS);
-    b.policy.services[0].share.set_alone(false);
+    b.policy.services[0].share.try_only(&[Way::Time, Way::Space]);
     b
 }
 

@@ -56,14 +56,13 @@ fn on_a_width_best_effort_has_the_same_sms_in_units_and_between() {
 
 #[test]
 fn the_width_ends_where_another_way_is_taken_or_a_service_is_served_strictly() {
-    let ends: [fn(&mut Bench); 3] = [
+    let ends: [fn(&mut Bench); 2] = [
         // It lets in less.
         |b| reviews(b, 24, 100),
         |b| {
             b.units(3, 4 * MS);
             assert!(b.policy.services[0].is_strict());
         },
-        |b| b.policy.joined(b.now_ns, &client(3, PriorityClass::BestEffort)),
     ];
     for (at, end) in ends.into_iter().enumerate() {
         let (mut b, can, sms) = on_width();
@@ -76,20 +75,29 @@ fn the_width_ends_where_another_way_is_taken_or_a_service_is_served_strictly() {
 }
 
 #[test]
-fn several_best_effort_clients_are_tried_on_no_width() {
-    let mut b = Bench::new(3 * MS);
+fn several_best_effort_clients_are_asked_about_on_a_width_each_time() {
+    let (mut b, can, sms) = on_width();
+    b.decide_on(&now(&b, can));
+    assert_eq!(widths_set(), [sms]);
     b.policy.joined(b.now_ns, &client(3, PriorityClass::BestEffort));
-    b.decide_on(&Launch { sm_count: 132, ..b.asked(MS) });
-    for _ in 0..300 {
-        reviews(&mut b, 1, 300);
-        assert_eq!(b.policy.services[0].share.width(), None);
+    assert_eq!(b.policy.services[0].share.width(), Some(sms));
+    testing::set_clients(vec![
+        ClientState {
+            waiting_since_ns: NEVER,
+            ..testing::client_state(BATCH, PriorityClass::BestEffort)
+        },
+        ClientState {
+            waiting_since_ns: NEVER,
+            ..testing::client_state(3, PriorityClass::BestEffort)
+        },
+    ]);
+    for _ in 0..2_000 {
+        for client in [BATCH, 3] {
+            let launch = Launch { client, predicted_ns: 20 * US, ..now(&b, can) };
+            assert_eq!(b.policy.decide(&launch).decision, Decision::SmLimited(sms));
+        }
     }
-    b.policy.left(b.now_ns, 3);
-    let tried = (0..300).find(|_| {
-        reviews(&mut b, 1, 300);
-        b.policy.services[0].share.width().is_some()
-    });
-    assert!(tried.is_some());
+    assert_eq!(widths_set(), [0], "no lease, so no width of its own");
 }
 
 #[test]

@@ -1,0 +1,34 @@
+//! Beside high-priority clients, one client's long launch at a time.
+//!
+//! A launch starts that is longer than its client's window, if its client has nothing else under way. Were those of
+//! several clients under way at once, high-priority work would wait for all of them.
+
+use crate::{DRAIN, MOMENT_NS};
+use tally_sdk::{ClientId, Decision, Launch, UNKNOWN, host};
+
+/// The long launch that may be under way.
+#[derive(Debug, Default)]
+pub(crate) struct LongLaunch {
+    of: Option<ClientId>,
+    /// By then it has ended, or takes far longer than predicted.
+    until_ns: u64,
+}
+
+impl LongLaunch {
+    /// A launch is about to start. `None`: it may, or the decision by which it waits for another client's long one.
+    /// Longer than `window_ns` is long.
+    pub(crate) fn hold(&mut self, launch: &Launch, window_ns: u64) -> Option<Decision> {
+        if launch.predicted_ns == UNKNOWN || launch.predicted_ns <= window_ns {
+            return None;
+        }
+        let other = self.of.filter(|of| *of != launch.client && launch.now_ns < self.until_ns);
+        let is_under_way = |of| host::client(of).is_some_and(|one| one.in_flight_ns > window_ns);
+        if other.is_some_and(is_under_way) {
+            return Some(Decision::HoldUntilCompletion(MOMENT_NS));
+        }
+        let lasts_ns = launch.in_flight_ns.saturating_add(launch.predicted_ns);
+        self.of = Some(launch.client);
+        self.until_ns = launch.now_ns.saturating_add(lasts_ns.saturating_mul(DRAIN));
+        None
+    }
+}
