@@ -82,7 +82,7 @@ pub fn configure(reserves: &[u32]) {
 }
 
 /// Whether there are green contexts in a context, which is current. If there could be, they are made.
-pub(crate) fn serves(context: usize) -> bool {
+pub fn serves(context: usize) -> bool {
     if !WANTED.load(Acquire) || context == 0 || is_closing(context) {
         return false;
     }

@@ -375,8 +375,10 @@ impl Gated<'_> {
     /// be done to it would take the driver a microsecond or two.
     fn needs_no_offers(&self, registration: &Registration, shape: &Shape) -> bool {
         let Gated { client, call, .. } = *self;
+        // Green contexts that went are made anew.
+        sm_limit::serves(self.slot.context.load(Relaxed));
         let granted = &registration.core.granted;
-        // Another thread may take the ticket, and this one be asked about: then it runs whole, once.
+        // Another thread may take the ticket, and this one be asked about: as one that can only run whole, once.
         !call.is_graph
             && granted.width_sms.load(Acquire) == 0
             && granted.ticket.load(SeqCst) > client.activity.next_ticket.load(SeqCst)

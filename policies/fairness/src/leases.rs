@@ -1,12 +1,12 @@
 //! Leases beside services: a program that its CPU limits is slowed down by being asked about each launch.
 //!
 //! A lease is short; its launches are charged in advance, at the mean time of those that were asked about, in whichever
-//! form those ran. It is given only behind a launch that runs whole, and only if every unit, open or to come, could
-//! bear that many of the longest recent whole launches. So nothing is under way that a unit could not bear, and every
-//! few launches one is checked as all others are.
+//! form those ran. It is given only if every unit, open or to come, could bear that many of the longest recent launches
+//! that ran as those do that start unasked: whole, or on the client's width. Every few launches one is checked as all
+//! others are.
 //!
-//! A client has a width of its own (`widths.set`) while one launch after another runs on spared SMs. It gets no leases
-//! then: a kernel of which no launch was limited yet would run whole.
+//! A client has a width of its own (`widths.set`) while one launch after another runs on some SMs. Leased launches have
+//! it, too, but for kernels of which no launch was limited yet: so there is no lease before many were.
 
 use crate::Shares;
 use tally_sdk::{ClientId, UNKNOWN, host};
@@ -25,51 +25,71 @@ const PART: u64 = 2;
 /// The mean follows by one part in so many with each launch, and the longest is forgotten as slowly.
 const FOLLOW: u64 = 32;
 
+/// How launches run that start unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// On all SMs.
+    Whole,
+    /// On those of their client's width.
+    OnWidth,
+}
+
+/// Launches that may follow one unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// So many; 0: each is to be asked about.
+    pub launches: u32,
+    /// What they are taken to take of a unit.
+    pub takes_ns: u64,
+    /// GPU time that they are taken to need if they run whole.
+    pub work_ns: u64,
+}
+
 /// What launches of the one best-effort client took of late, as predicted.
 #[derive(Debug, Default)]
 pub struct Leases {
     client: Option<ClientId>,
-    mean_ns: u64,
-    longest_ns: u64,
+    /// Means: GPU time of whole launches, and what launches take of a unit.
+    work_ns: u64,
+    takes_ns: u64,
+    /// The most that a launch takes of a unit which runs whole, or on the width.
+    longest_ns: [u64; 2],
     /// What the launches that may start unasked could take; 0: there are none.
     out_ns: u64,
 }
 
+fn follow(mean_ns: &mut u64, ns: u64) {
+    let (more_ns, less_ns) = (ns.saturating_sub(*mean_ns), mean_ns.saturating_sub(ns));
+    *mean_ns = *mean_ns + more_ns / FOLLOW - less_ns / FOLLOW;
+}
+
 impl Leases {
-    /// A launch starts that was asked about. `ns` may be [`UNKNOWN`].
-    pub fn starts(&mut self, client: ClientId, ns: u64) {
-        if ns == UNKNOWN {
+    /// A launch starts that was asked about. `work_ns` may be [`UNKNOWN`].
+    pub fn starts(&mut self, client: ClientId, work_ns: u64, takes_ns: u64) {
+        if work_ns == UNKNOWN {
             return;
         }
         if self.client.replace(client) != Some(client) {
-            (self.mean_ns, self.longest_ns) = (ns, ns);
+            (self.work_ns, self.takes_ns) = (work_ns, takes_ns);
+            self.longest_ns = [work_ns; 2];
         }
-        let (more_ns, less_ns) = (ns.saturating_sub(self.mean_ns), self.mean_ns.saturating_sub(ns));
-        self.mean_ns = self.mean_ns + more_ns / FOLLOW - less_ns / FOLLOW;
+        follow(&mut self.work_ns, work_ns);
+        follow(&mut self.takes_ns, takes_ns);
     }
 
-    /// It runs as those do that start unasked, and takes so much of a unit.
-    pub fn runs(&mut self, ns: u64) {
-        self.longest_ns = ns.max(self.longest_ns - self.longest_ns.div_ceil(FOLLOW));
-    }
-
-    /// Launches that may follow unasked where units bear so much.
-    pub fn give(&mut self, bears_ns: u64) -> u32 {
-        let launches = (bears_ns / PART / self.longest_ns.max(1)).min(LAUNCHES_MAX);
+    /// A launch runs in this way and takes so much of a unit: launches that may follow where units bear so much.
+    pub fn give(&mut self, runs: Runs, takes_ns: u64, bears_ns: u64) -> Lease {
+        let longest_ns = &mut self.longest_ns[runs as usize];
+        *longest_ns = takes_ns.max(*longest_ns - longest_ns.div_ceil(FOLLOW));
+        let longest_ns = *longest_ns;
+        let launches = (bears_ns / PART / longest_ns.max(1)).min(LAUNCHES_MAX);
         let launches = if launches < LAUNCHES_MIN { 0 } else { launches };
         // Who asks has none left.
-        self.out_ns = launches * self.longest_ns;
-        launches as u32
-    }
-
-    /// What a launch that starts unasked takes of a unit at most.
-    pub fn longest_ns(&self) -> u64 {
-        self.longest_ns
-    }
-
-    /// Time that so many launches are taken to need, of which each takes so long at most.
-    pub fn mean_ns(&self, launches: u32, longest_ns: u64) -> u64 {
-        u64::from(launches).saturating_mul(self.mean_ns.min(longest_ns))
+        self.out_ns = launches * longest_ns;
+        // None of them takes longer than that one.
+        let takes_ns = launches * self.takes_ns.min(longest_ns);
+        let work_ns = if runs == Runs::Whole { takes_ns } else { launches * self.work_ns };
+        Lease { launches: launches as u32, takes_ns, work_ns }
     }
 
     /// A unit bears so much: no launch starts unasked any longer, if they could take more.

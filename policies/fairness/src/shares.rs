@@ -23,8 +23,9 @@ pub struct Shares {
     pub time_sliced: bool,
     /// Of several beside high-priority clients.
     long: LongLaunch,
-    /// Of each client, as set last.
+    /// Of each client, as set last, and how many had work then.
     window_ns: u64,
+    parts: usize,
     /// Several share, and have had leases since a high-priority client joined.
     has_leases: bool,
     /// The timer of [`Floors::wake`]; `None`: nobody is ever asked to yield.
@@ -142,14 +143,20 @@ impl Shares {
         few.min(launches)
     }
 
-    /// A client's window, of one for all of them beside high-priority clients, for which all of it is in the way; and
-    /// where several share, no more than others may have to wait for.
+    /// A client's window. High-priority work waits for all that is under way, so that the clients that have work share
+    /// one window beside it. And it is no longer than others may have to wait for.
     pub fn window_ns(&self, window_ns: u64) -> u64 {
-        let is_divided = !self.time_sliced && self.clients.high() > 0;
-        let parts = if is_divided { self.clients.best_effort().max(1) } else { 1 };
-        let part_ns = (window_ns / parts as u64).max(window_ns.min(WINDOW_NS_MIN));
+        let is_divided = !self.time_sliced && self.clients.high() > 0 && self.rounds.is_shared();
+        let parts = if is_divided { self.rounds.active() as u64 } else { 1 };
+        let part_ns = (window_ns / parts).max(window_ns.min(WINDOW_NS_MIN));
         let most_ns = if self.rounds.is_shared() { self.rounds.window_ns() } else { WINDOW_OPEN };
         part_ns.min(most_ns)
+    }
+
+    /// More or fewer clients have work than when terms were set last: they are to be set again.
+    #[inline]
+    pub fn has_new_parts(&self) -> bool {
+        self.rounds.is_shared() && self.parts != self.rounds.active()
     }
 
     /// A best-effort launch starts beside high-priority clients, unless it waits for another client's long one.
@@ -161,7 +168,7 @@ impl Shares {
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not
     /// yield: it would not get on.
     pub fn set_terms(&mut self, terms: Terms) {
-        self.window_ns = terms.window_ns;
+        (self.window_ns, self.parts) = (terms.window_ns, self.rounds.active());
         let leases = terms.leases && !self.rounds.is_shared();
         let floors = &self.floors;
         self.clients.set_terms_of(|client| Terms {

@@ -25,7 +25,7 @@
 //!     take cost from each open unit's allowance
 //!     run: on the width, if a service shares so and none must be served strictly
 //!          whole, if each service can bear it at any time; else in the form that `tally-priority` would choose
-//!         if whole, with a lease: 8 to 32 launches that units bear ([`Leases`])
+//!         if whole, or on the width for long, with a lease: 8 to 32 launches that units bear ([`Leases`])
 //!         if on some SMs, as 64 launches before it in a row: as the client's width ([`ClientWidth`])
 //!
 //! after each 64 units of a service that were not measured alone, or 8 in a second or of which too many were late
@@ -63,6 +63,7 @@
 //! high-priority work is active.
 #![deny(unsafe_code)] // not `forbid`: `export!` defines symbols
 
+mod leasing;
 mod limit;
 mod service;
 mod settings;
@@ -257,6 +258,9 @@ impl Herald {
         if !within && !is_due && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
+        if self.shares.has_new_parts() {
+            self.change_terms(launch.now_ns);
+        }
         if !is_due {
             let rounds = self.shares.rounds.hold(launch);
             if let Some(hold) = rounds.or_else(|| self.shares.hold_long(launch)) {
@@ -273,7 +277,8 @@ impl Herald {
         let limit = beside.or(on_width).or(for_floor).filter(|sms| exceeds(launch, *sms));
         let lasts_ns = limit.map_or(cost_ns, limited_ns);
         let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(lasts_ns);
-        self.leases.starts(launch.client, launch.predicted_ns);
+        let takes_ns = on_width.map_or(launch.predicted_ns, |_| charge_ns);
+        self.leases.starts(launch.client, launch.predicted_ns, takes_ns);
         for service in &mut self.services {
             service.let_in(launch.now_ns, launch.predicted_ns, within);
             service.under_way(until_ns);
@@ -301,13 +306,7 @@ impl Herald {
             if self.shares.lease(1) > 0 {
                 self.client_width.keep(launch.client, sms);
             }
-            let lease = if is_due { 0 } else { self.lease_on_width(launch, charge_ns, within) };
-            // What was never measured whole would be, if it were left to the client's width.
-            return match lease {
-                0 => on_sms(launch, sms, false),
-                launches => Decision::Run(launches),
-            }
-            .because(reason);
+            return self.on_width(launch, sms, charge_ns, within).because(reason);
         }
         if let Some(sms) = for_floor {
             if width.is_none() {
@@ -324,62 +323,9 @@ impl Herald {
             Decision::Run(_) if let Some(sms) = self.reads_for(launch, cost_ns) => {
                 Decision::SmLimited(sms).because(reason)
             }
-            Decision::Run(_) if !is_due => self.with_lease(launch, within).because(reason),
+            Decision::Run(_) => self.whole(launch, within).because(reason),
             decision => decision.because(reason),
         }
-    }
-
-    /// A launch that runs whole, and those that may follow it unasked.
-    fn with_lease(&mut self, launch: &Launch, within: bool) -> Decision {
-        let is_alone = self.shares.lease(1) > 0;
-        if !is_alone || launch.predicted_ns == UNKNOWN {
-            return Decision::Run(0);
-        }
-        self.leases.runs(launch.predicted_ns);
-        let bears = |one: &Service| {
-            let at_any_time_ns =
-                one.allowance_whole_ns().filter(|_| one.share.limit().is_none())?;
-            Some(one.left_ns().unwrap_or(u64::MAX).min(at_any_time_ns))
-        };
-        let launches = self.leases.give(self.least(launch.now_ns, bears));
-        // None of them takes longer than the longest that ran whole.
-        let ns = self.leases.mean_ns(launches, self.leases.longest_ns());
-        self.leased(launch, launches, (ns, ns), within);
-        Decision::Run(launches)
-    }
-
-    /// Launches that may follow one on the width unasked.
-    fn lease_on_width(&mut self, launch: &Launch, charge_ns: u64, within: bool) -> u32 {
-        if launch.predicted_ns == UNKNOWN || !self.client_width.has_settled() {
-            return 0;
-        }
-        self.leases.runs(charge_ns);
-        let bears =
-            |one: &Service| Some(one.left_ns().unwrap_or(u64::MAX).min(one.allowance_ns()?));
-        let launches = self.leases.give(self.least(launch.now_ns, bears));
-        let whole_ns = self.leases.mean_ns(launches, u64::MAX);
-        let sms = self.client_width.sms().unwrap_or(launch.sm_count);
-        let ns = scaled(whole_ns, sms.into(), launch.sm_count.max(1).into());
-        self.leased(launch, launches, (ns, whole_ns), within);
-        launches
-    }
-
-    /// The least that a service bears which may have a unit at any time.
-    fn least(&self, now_ns: u64, bears: impl Fn(&Service) -> Option<u64>) -> u64 {
-        self.expected(now_ns).map(|one| bears(one).unwrap_or(0)).min().unwrap_or(0)
-    }
-
-    /// So many launches may follow, which take so much of a unit, and so much time if they run whole.
-    fn leased(&mut self, launch: &Launch, launches: u32, (ns, whole_ns): (u64, u64), within: bool) {
-        let until_ns = launch.now_ns.saturating_add(launch.in_flight_ns).saturating_add(whole_ns);
-        for service in &mut self.services {
-            service.let_in(launch.now_ns, whole_ns, within);
-            service.under_way(until_ns);
-            if within {
-                service.spend(launch.now_ns, ns, false);
-            }
-        }
-        self.counters.add(LEASED, launches.into());
     }
 
     /// A client is due by its floor, and its launches do not yield, or it is no longer.
@@ -572,8 +518,7 @@ impl Herald {
         let (most_ns, least_ns) = (self.settings.window_ns, self.settings.window_ns_min);
         let is_alone = self.shares.clients.high() == 0;
         let longest_ns = self.settings.window_ns_max;
-        // One that is served strictly, or not known yet, has the usual window.
-        let of = |one: &Service| one.window_ns(most_ns, longest_ns).unwrap_or(most_ns);
+        let of = |one: &Service| one.window_ns(most_ns, longest_ns);
         let shared_ns = self.expected(now_ns).map(of).min().unwrap_or(most_ns);
         let shared_ns = shared_ns.max(least_ns.min(most_ns));
         let window_ns = match (self.shares.time_sliced, is_alone) {
@@ -581,7 +526,6 @@ impl Herald {
             (false, true) => WINDOW_OPEN,
             (false, false) => shared_ns,
         };
-        let window_ns = self.shares.window_ns(window_ns);
         // Small changes are not worth a call each.
         if window_ns.abs_diff(self.window_ns) > self.window_ns / 4 {
             self.window_ns = window_ns;
@@ -591,7 +535,7 @@ impl Herald {
         }
         let yields = !self.shares.time_sliced && self.expected(now_ns).any(Service::is_strict);
         let yields = yields.then_some(self.settings.idle_gap_ns);
-        let window_ns = self.window_ns;
+        let window_ns = self.shares.window_ns(self.window_ns);
         self.shares.set_terms(Terms { window_ns, leases: is_alone, yields });
     }
 }

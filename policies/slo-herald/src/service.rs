@@ -124,6 +124,8 @@ pub struct Service {
     kept: VecDeque<bool>,
     late_of_kept: usize,
     misses: bool,
+    /// Units since it is served strictly.
+    strict_units: u32,
     busy_from_ns: Option<u64>,
     busy_ns: u64,
     load: Load,
@@ -181,6 +183,7 @@ impl Service {
             kept: VecDeque::with_capacity(JUDGED_UNITS),
             late_of_kept: 0,
             misses: false,
+            strict_units: 0,
             busy_from_ns: None,
             busy_ns: 0,
             load: Load::default(),
@@ -330,17 +333,30 @@ impl Service {
         (self.slo_ns / 100 * 95).saturating_sub(self.alone_p95_ns)
     }
 
-    /// Best-effort time that may be under way when a unit begins: `usual_ns` beside any service, and up to `longest_ns`
-    /// where that is a small part of what the unit can spare. `None` as of the allowance.
-    pub fn window_ns(&self, usual_ns: u64, longest_ns: u64) -> Option<u64> {
-        let small_ns = self.spare_ns() / SPARE_PER_WINDOW;
-        Some((self.allowance_ns()? / 2).min(usual_ns.max(small_ns.min(longest_ns))))
+    /// Best-effort time that may be under way when a unit begins: `usual_ns` beside any service, up to `longest_ns`
+    /// where that is a small part of what the unit can spare, and half of what it can bear at most.
+    pub fn window_ns(&self, usual_ns: u64, longest_ns: u64) -> u64 {
+        let is_known = self.slo_ns != NEVER && self.alone_ns.len() >= ALONE_UNITS_MIN;
+        match self.allowance_ns() {
+            Some(allowance_ns) => {
+                let small_ns = self.spare_ns() / SPARE_PER_WINDOW;
+                usual_ns.max(small_ns.min(longest_ns)).min(allowance_ns / 2)
+            }
+            // It may be late for what is under way when its units begin, and so be served strictly for ever.
+            None if is_known && self.is_newly_strict() => usual_ns.min(self.spare_ns() / 2),
+            None => usual_ns,
+        }
     }
 
-    /// What windows and leases beside it follow from: whether it is served strictly, its objective, and what a unit
-    /// takes.
-    pub fn terms(&self) -> (bool, u64, u64) {
-        (self.is_strict(), self.slo_ns, self.alone_p95_ns)
+    /// It is served strictly, and whether that helps is not known yet.
+    fn is_newly_strict(&self) -> bool {
+        self.strict_units < JUDGED_UNITS as u32
+    }
+
+    /// What windows and leases beside it follow from: whether it is served strictly, and newly so, its objective, and
+    /// what a unit takes.
+    pub fn terms(&self) -> (bool, bool, u64, u64) {
+        (self.is_strict(), self.is_newly_strict(), self.slo_ns, self.alone_p95_ns)
     }
 
     /// What is left of the open unit's allowance; `None` without one.
@@ -437,6 +453,8 @@ impl Service {
         for _ in 0..units.min(JUDGED_UNITS as u32) {
             changed |= self.judge(is_late);
         }
+        let is_strict = self.is_strict();
+        self.strict_units = if is_strict { self.strict_units.saturating_add(units) } else { 0 };
         // What was let in beside the unit before may be beside this one, too.
         let alone = open.is_some_and(|open| open.alone && self.let_in_ns <= open.since_ns);
         if alone {

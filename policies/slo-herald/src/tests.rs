@@ -10,6 +10,7 @@ mod leases;
 mod space;
 mod strict;
 mod width;
+mod window;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -453,6 +454,20 @@ fn best_effort_is_free_while_it_is_alone() {
     assert_eq!(policy.decide(&alone).decision, Decision::Run(1_000_000));
 }
 
+/// The training and client 3 launch by turns.
+fn both_launch(b: &mut Bench) {
+    let waits = |id| ClientState {
+        waiting_since_ns: b.now_ns,
+        ..testing::client_state(id, PriorityClass::BestEffort)
+    };
+    testing::set_clients([BATCH, 3].map(waits).into());
+    for client in [BATCH, 3, BATCH] {
+        b.now_ns += MS;
+        let launch = Launch { client, ..b.asked(20 * US) };
+        b.policy.decide(&launch);
+    }
+}
+
 #[test]
 fn the_window_is_long_where_services_can_spare_far_more() {
     let window = |slo_ns, took_ns| {
@@ -488,6 +503,7 @@ fn the_window_is_long_where_services_can_spare_far_more() {
     b.units(8, 12 * MS);
     assert!(set(4 * MS));
     b.policy.joined(b.now_ns, &client(3, PriorityClass::BestEffort));
+    both_launch(&mut b);
     assert!(set(2 * MS));
 }
 

@@ -90,14 +90,12 @@ fn leases_and_open_windows_end_when_high_priority_joins_and_come_back() {
     join(&mut policy, 2, PriorityClass::High);
     assert_eq!(calls(), [window(1, WINDOW_NS), Call::RevokeLease(1), yields(1, true)]);
     join(&mut policy, 3, PriorityClass::BestEffort);
-    let half = WINDOW_NS / 2;
-    assert_eq!(calls(), [window(1, half), window(3, half), yields(3, true)]);
+    assert_eq!(calls(), [window(3, WINDOW_NS), yields(3, true)]);
     // A second one changes nothing, and neither does its leaving.
     join(&mut policy, 4, PriorityClass::High);
     policy.left(0, 4);
     assert_eq!(calls(), []);
     policy.left(0, 1);
-    assert_eq!(calls(), [window(3, WINDOW_NS)]);
     policy.left(0, 2);
     assert_eq!(calls(), [window(3, WINDOW_OPEN), yields(3, false)]);
 }
@@ -275,11 +273,11 @@ proptest! {
                 }
             }
             let protected = connected.iter().any(|id| id % 2 == 0);
-            let best_effort = connected.iter().filter(|id| *id % 2 == 1).count() as u64;
-            let expected = match (protected, best_effort) {
-                (true, _) => WINDOW_NS / best_effort.max(1),
-                (false, 2..) => SHARED_WINDOW_NS,
-                (false, _) => WINDOW_OPEN,
+            let is_shared = connected.iter().filter(|id| *id % 2 == 1).count() > 1;
+            let expected = match (protected, is_shared) {
+                (true, _) => WINDOW_NS,
+                (false, true) => SHARED_WINDOW_NS,
+                (false, false) => WINDOW_OPEN,
             };
             for id in connected.iter().filter(|id| *id % 2 == 1) {
                 prop_assert_eq!(windows.get(id), Some(&expected));

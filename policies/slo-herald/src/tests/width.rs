@@ -401,3 +401,98 @@ fn launches_follow_unasked_on_a_width_once_their_kernels_were_limited() {
     b.policy.began(b.now_ns, WEB, b.now_ns - 2 * MS, b.now_ns + MS);
     assert!(calls().contains(&Call::RevokeLease(BATCH)));
 }
+
+/// A training on a width of so many SMs whose launches are short, and were limited for long.
+fn settled() -> (Bench, Launch, u32) {
+    let (mut b, can, sms) = on_width();
+    let short = Launch { predicted_ns: 20 * US, ..can };
+    for _ in 0..2_000 {
+        b.policy.decide(&now(&b, short));
+    }
+    (b, short, sms)
+}
+
+/// Launches that a unit lets in, leased ones included.
+fn let_in(b: &mut Bench, launch: Launch) -> u32 {
+    let mut sum = 0;
+    loop {
+        match b.policy.decide(&launch).decision {
+            Decision::Run(launches) => sum += 1 + launches,
+            Decision::SmLimited(_) => sum += 1,
+            _ => return sum,
+        }
+    }
+}
+
+#[test]
+fn a_client_with_a_floor_is_charged_for_no_lease() {
+    let (mut b, short, _) = settled();
+    b.begin();
+    let short = now(&b, short);
+    let without = let_in(&mut b, short);
+    let (mut b, short, _) = settled();
+    testing::set_clients(vec![ClientState {
+        min_share_permille: 100,
+        backlogged_since_ns: b.now_ns,
+        ..testing::client_state(BATCH, PriorityClass::BestEffort)
+    }]);
+    b.begin();
+    let state = now(&b, short).state | LaunchState::MIN_SHARE;
+    let floored = Launch { state, ..now(&b, short) };
+    assert_eq!(let_in(&mut b, floored), without);
+}
+
+#[test]
+fn a_lease_of_light_launches_takes_no_more_than_its_part() {
+    let (mut b, short, _) = settled();
+    let light = Launch { predicted_ns: 300 * US, grid_blocks: 12, ..short };
+    for _ in 0..2_000 {
+        b.policy.decide(&now(&b, light));
+    }
+    b.begin();
+    let left_ns = b.policy.services[0].left_ns().unwrap();
+    assert!(matches!(b.policy.decide(&now(&b, light)).decision, Decision::Run(8..)));
+    let spent_ns = left_ns - b.policy.services[0].left_ns().unwrap();
+    assert!(spent_ns <= left_ns * 11 / 20, "{spent_ns} of {left_ns}");
+}
+
+#[test]
+fn what_launches_take_on_a_width_says_nothing_of_whole_ones() {
+    let (mut b, short, _) = settled();
+    for at in 0..400 {
+        let predicted_ns = if at % 4 == 0 { 180 * US } else { 20 * US };
+        b.policy.decide(&now(&b, Launch { predicted_ns, ..short }));
+    }
+    // Time is shared again: a unit bears no eight of 180 us.
+    let numbers = [0, 132, 1_000, 0, 0, 0, 0, 48, 0, 0, 48, 0, 0];
+    assert!(b.policy.services[0].share.remember(&numbers));
+    for _ in 0..4 {
+        assert_eq!(b.policy.decide(&now(&b, short)).decision, RUNS, "no lease");
+    }
+}
+
+#[test]
+fn what_a_lease_on_a_width_has_under_way_is_beside_the_next_unit() {
+    let (mut b, short, sms) = settled();
+    for _ in 0..3 {
+        // Until a unit is to be measured alone.
+        loop {
+            b.begin();
+            if b.policy.services[0].left_ns() == Some(0) {
+                break;
+            }
+            b.end(MS);
+        }
+        b.policy.ended(b.now_ns, WEB, 0, 0);
+        b.now_ns += 5 * MS;
+        let Decision::Run(launches @ 8..) = b.policy.decide(&now(&b, short)).decision else {
+            panic!("no lease")
+        };
+        let lasts_ns = u64::from(launches) * 20 * US * 132 / u64::from(sms);
+        b.now_ns += lasts_ns - 100 * US;
+        b.begin();
+        b.end(1_500 * US);
+        assert_eq!(b.policy.services[0].strict_because(), None);
+        b.now_ns += 10 * MS;
+    }
+}

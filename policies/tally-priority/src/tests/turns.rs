@@ -2,11 +2,12 @@
 
 use crate::Priority;
 use crate::tests::{SHARED_WINDOW_NS, WINDOW_NS, join, policy};
+use std::collections::BTreeMap;
 use tally_sdk::testing::{
     Call, calls, client, client_state, launch, set_clients, set_sharing_mode,
 };
 use tally_sdk::{
-    Client, ClientId, ClientState, Decision, Launch, LaunchState, Membership, Policy,
+    Client, ClientId, ClientState, Decision, Launch, LaunchState, Membership, NEVER, Policy,
     PriorityClass, SharingMode,
 };
 
@@ -88,23 +89,37 @@ fn what_several_may_launch_unasked_ends_with_a_high_priority_client() {
 }
 
 #[test]
-fn beside_high_priority_work_several_clients_have_one_window_together() {
-    let windows = |mode, clients: u32| {
+fn beside_high_priority_work_clients_that_launch_have_one_window_together() {
+    let windows = |mode, clients: u32, launch: u32| {
         let mut policy = sharing(mode, &(1..=clients).collect::<Vec<_>>());
-        calls();
         join(&mut policy, clients + 1, PriorityClass::High);
-        let window = |call| match call {
-            Call::SetWindow { window_ns, .. } => Some(window_ns),
-            _ => None,
-        };
-        calls().into_iter().filter_map(window).collect::<Vec<_>>()
+        let mut windows = BTreeMap::new();
+        for ms in 1..2_000 {
+            let now_ns = 1_000_000 * ms;
+            let waiting_since_ns = |id| if id <= launch { now_ns } else { NEVER };
+            let state = |id| ClientState {
+                waiting_since_ns: waiting_since_ns(id),
+                ..client_state(id, PriorityClass::BestEffort)
+            };
+            set_clients((1..=clients).map(state).collect());
+            for id in 1..=launch {
+                policy.decide(&Launch { high_clients: 1, ..by(id, now_ns) });
+            }
+        }
+        for call in calls() {
+            if let Call::SetWindow { client, window_ns } = call {
+                windows.insert(client, window_ns);
+            }
+        }
+        windows.into_values().collect::<Vec<_>>()
     };
-    let concurrent = |clients| windows(SharingMode::Concurrent, clients);
-    assert_eq!(concurrent(2), [WINDOW_NS / 2; 2]);
-    assert_eq!(concurrent(4), [WINDOW_NS / 4; 4]);
-    assert_eq!(concurrent(16), [100_000; 16], "shorter ones would have the GPU wait for them");
+    let concurrent = |clients, launch| windows(SharingMode::Concurrent, clients, launch);
+    assert_eq!(concurrent(2, 2), [WINDOW_NS / 2; 2]);
+    assert_eq!(concurrent(4, 4), [WINDOW_NS / 4; 4]);
+    assert_eq!(concurrent(4, 1), [WINDOW_NS; 4], "the others idle");
+    assert_eq!(concurrent(16, 16), [100_000; 16], "shorter ones would have the GPU wait for them");
     // Hardware interrupts what is under way.
-    assert_eq!(windows(SharingMode::TimeSliced, 4), []);
+    assert!(windows(SharingMode::TimeSliced, 4, 4).iter().all(|ns| *ns > WINDOW_NS));
 }
 
 #[test]
