@@ -165,8 +165,8 @@ fn beside_high_priority_clients_one_long_launch_of_several_clients_is_under_way(
     assert!(shares.hold_long(&mine).is_some());
     // One that does not end keeps nobody for ever.
     let mut shares = begun();
-    assert!(waits(&mut shares, 5 * MS, 3 * MS, long));
-    assert!(!waits(&mut shares, 7 * MS, 3 * MS, long));
+    assert!(waits(&mut shares, 11 * MS, 3 * MS, long));
+    assert!(!waits(&mut shares, 13 * MS, 3 * MS, long));
     // Nobody is in a hurry, or hardware interrupts what is under way, or its client is alone.
     assert_eq!(begun().hold_long(&Launch { client: OTHER, high_clients: 0, ..long }), None);
     let mut shares = Shares { time_sliced: true, ..begun() };
@@ -177,21 +177,21 @@ fn beside_high_priority_clients_one_long_launch_of_several_clients_is_under_way(
 }
 
 #[test]
-fn kernels_that_wait_for_one_another_are_not_held_for_ever_longer() {
+fn kernels_that_wait_for_one_another_are_not_held_for_long() {
     let mut shares = two();
     shares.set_terms(Terms { window_ns: MS, leases: false, yields: None });
     // Each takes as long as the other one was held, and a little.
     let (mut predicted_ns, mut now_ns, mut held_ns) = (2 * MS, 0, 0);
-    for _ in 0..100 {
+    while now_ns < 100_000 * MS {
         let asked = Launch { predicted_ns, in_flight_ns: 0, high_clients: 1, ..launch() };
-        let (begin_ns, waited) = (now_ns, held_ns);
+        let begin_ns = now_ns;
         assert_eq!(shares.hold_long(&Launch { now_ns, client: FLOORED, ..asked }), None);
         while waits(&mut shares, now_ns, predicted_ns, asked) {
             now_ns += MS / 2;
         }
-        held_ns = waited + now_ns - begin_ns;
-        predicted_ns = now_ns - begin_ns + 2 * MS;
+        held_ns += now_ns - begin_ns;
+        predicted_ns = (now_ns - begin_ns + 2 * MS).min(predicted_ns * 2);
         now_ns += 2 * MS;
     }
-    assert!(held_ns < 1_000 * MS, "{held_ns}");
+    assert!(held_ns < 5_000 * MS, "{held_ns}");
 }
