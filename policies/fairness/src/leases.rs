@@ -88,7 +88,8 @@ impl Leases {
         self.out_ns = launches * longest_ns;
         // None of them takes longer than that one.
         let takes_ns = launches * self.takes_ns.min(longest_ns);
-        let work_ns = if runs == Runs::Whole { takes_ns } else { launches * self.work_ns };
+        let work_ns = launches.saturating_mul(self.work_ns);
+        let work_ns = if runs == Runs::Whole { takes_ns } else { work_ns };
         Lease { launches: launches as u32, takes_ns, work_ns }
     }
 
