@@ -376,7 +376,9 @@ impl Gated<'_> {
     fn needs_no_offers(&self, registration: &Registration, shape: &Shape) -> bool {
         let Gated { client, call, .. } = *self;
         // Green contexts that went are made anew.
-        sm_limit::serves(self.slot.context.load(Relaxed));
+        if !capture::is_active() {
+            sm_limit::serves(self.slot.context.load(Relaxed));
+        }
         let granted = &registration.core.granted;
         // Another thread may take the ticket, and this one be asked about: as one that can only run whole, once.
         !call.is_graph

@@ -1,17 +1,22 @@
 //! Beside high-priority clients, one client's long launch at a time.
 //!
 //! A launch starts that is longer than its client's window, if its client has nothing else under way. Were those of
-//! several clients under way at once, high-priority work would wait for all of them.
+//! several clients under way at once, high-priority work would wait for all of them. It counts as long in whichever
+//! form it runs.
 //!
-//! Kernels of two programs may wait for one another: a long launch that does not end while another one is held for it
-//! has been waited for in vain. After [`IN_VAIN`] such ones in a row nothing is held for some time.
+//! Programs may wait for one another, also by way of another GPU: then a long launch does not end while another one is
+//! held for it, and the time is lost. If more than half of the time held was lost, nothing is held for some time.
 
 use crate::{DRAIN, MOMENT_NS};
 use tally_sdk::{ClientId, Decision, Launch, UNKNOWN, host};
 
-/// So many in a row.
+/// A launch is waited for so many times as long as predicted: on some SMs, or beside a service, it takes longer.
+const TIMES: u64 = 2 * DRAIN;
+/// Launches that were waited for in vain before the time is judged.
 const IN_VAIN: u32 = 4;
-/// Nothing is held for so long, and for twice as long each time that it is in vain again, so often.
+/// What was held counts half from then on.
+const JUDGED_NS: u64 = 1_000_000_000;
+/// Nothing is held for so long, and for twice as long the next time, so often.
 const OFF_NS: u64 = 1_000_000_000;
 const DOUBLINGS_MAX: u32 = 6;
 
@@ -21,10 +26,14 @@ pub(crate) struct LongLaunch {
     of: Option<ClientId>,
     /// By then it has ended, or takes far longer than predicted.
     until_ns: u64,
-    /// Another one is held for it.
-    is_waited_for: bool,
+    /// Since then another one is held for it.
+    held_from_ns: Option<u64>,
+    /// Time that was held of late, and of that in vain.
+    held_ns: u64,
+    lost_ns: u64,
     in_vain: u32,
     off_until_ns: u64,
+    off_times: u32,
 }
 
 impl LongLaunch {
@@ -38,26 +47,34 @@ impl LongLaunch {
         }
         if let Some(other) = self.of.filter(|of| *of != launch.client) {
             let has_ended = host::client(other).is_none_or(|one| one.in_flight_ns <= window_ns);
-            match has_ended {
-                false if now_ns < self.until_ns => {
-                    self.is_waited_for = true;
-                    return Some(Decision::HoldUntilCompletion(MOMENT_NS));
-                }
-                false => self.waited_in_vain(now_ns),
-                true if self.is_waited_for => self.in_vain = 0,
-                true => {}
+            if !has_ended && now_ns < self.until_ns {
+                self.held_from_ns.get_or_insert(now_ns);
+                return Some(Decision::HoldUntilCompletion(MOMENT_NS));
             }
+            self.judge(now_ns, !has_ended);
         }
         let lasts_ns = launch.in_flight_ns.saturating_add(launch.predicted_ns);
-        (self.of, self.is_waited_for) = (Some(launch.client), false);
-        self.until_ns = now_ns.saturating_add(lasts_ns.saturating_mul(DRAIN));
+        (self.of, self.held_from_ns) = (Some(launch.client), None);
+        self.until_ns = now_ns.saturating_add(lasts_ns.saturating_mul(TIMES));
         None
     }
 
-    fn waited_in_vain(&mut self, now_ns: u64) {
-        self.in_vain += 1;
-        if let Some(again) = self.in_vain.checked_sub(IN_VAIN) {
-            self.off_until_ns = now_ns.saturating_add(OFF_NS << again.min(DOUBLINGS_MAX));
+    /// A launch is held no longer.
+    fn judge(&mut self, now_ns: u64, is_in_vain: bool) {
+        let Some(from_ns) = self.held_from_ns else { return };
+        let ns = now_ns.saturating_sub(from_ns);
+        self.held_ns = self.held_ns.saturating_add(ns);
+        if is_in_vain {
+            self.lost_ns = self.lost_ns.saturating_add(ns);
+            self.in_vain += 1;
+        }
+        if self.in_vain >= IN_VAIN && self.lost_ns > self.held_ns / 2 {
+            self.off_until_ns = now_ns.saturating_add(OFF_NS << self.off_times);
+            self.off_times = (self.off_times + 1).min(DOUBLINGS_MAX);
+            (self.held_ns, self.lost_ns, self.in_vain) = (0, 0, 0);
+        } else if self.held_ns > JUDGED_NS {
+            (self.held_ns, self.lost_ns) = (self.held_ns / 2, self.lost_ns / 2);
+            self.off_times = self.off_times.saturating_sub(1);
         }
     }
 }

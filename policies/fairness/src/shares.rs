@@ -146,8 +146,12 @@ impl Shares {
     /// A client's window. High-priority work waits for all that is under way, so that the clients that have work share
     /// one window beside it. And it is no longer than others may have to wait for.
     pub fn window_ns(&self, window_ns: u64) -> u64 {
-        let is_divided = !self.time_sliced && self.clients.high() > 0 && self.rounds.is_shared();
-        let parts = if is_divided { self.rounds.active() as u64 } else { 1 };
+        let parts = match self.time_sliced || self.clients.high() == 0 {
+            true => 1,
+            false if self.rounds.is_shared() => self.rounds.active() as u64,
+            // Nobody looks at who has work.
+            false => self.clients.best_effort().max(1) as u64,
+        };
         let part_ns = (window_ns / parts).max(window_ns.min(WINDOW_NS_MIN));
         let most_ns = if self.rounds.is_shared() { self.rounds.window_ns() } else { WINDOW_OPEN };
         part_ns.min(most_ns)
@@ -161,8 +165,13 @@ impl Shares {
 
     /// A best-effort launch starts beside high-priority clients, unless it waits for another client's long one.
     pub fn hold_long(&mut self, launch: &Launch) -> Option<Decision> {
-        let may_wait = !self.time_sliced && launch.high_clients > 0 && self.rounds.is_shared();
-        if may_wait { self.long.hold(launch, self.window_ns) } else { None }
+        let are_several = self.clients.best_effort() > 1;
+        if self.time_sliced || launch.high_clients == 0 || !are_several {
+            return None;
+        }
+        let hold = self.long.hold(launch, self.window_ns)?;
+        self.rounds.keep_back(launch.client);
+        Some(hold)
     }
 
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not

@@ -350,7 +350,8 @@ impl Service {
 
     /// It is served strictly, and whether that helps is not known yet.
     fn is_newly_strict(&self) -> bool {
-        self.strict_units < JUDGED_UNITS as u32
+        // It is served strictly for as many after the last late one of a burst.
+        self.strict_units < 2 * JUDGED_UNITS as u32
     }
 
     /// What windows and leases beside it follow from: whether it is served strictly, and newly so, its objective, and

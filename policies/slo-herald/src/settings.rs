@@ -8,9 +8,9 @@ use tally_sdk::config::Config;
 pub struct Settings {
     /// `idle_gap_us`: how long a service that is served strictly must have been idle before best effort goes on.
     pub idle_gap_ns: u64,
-    /// `window_us`: GPU time of a best-effort client that may be under way at once beside a service.
+    /// `window_us`: GPU time of best effort that may be under way at once beside a service.
     pub window_ns: u64,
-    /// `window_us_max`: the same, of all of them together, where it is a small part of what services can spare.
+    /// `window_us_max`: the same where it is a small part of what services can spare.
     pub window_ns_max: u64,
     /// `window_us_min`: the same, at least, however little a service can spare.
     pub window_ns_min: u64,

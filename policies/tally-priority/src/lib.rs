@@ -30,7 +30,8 @@
 //!
 //! The core does two things by itself, because a call would come too late. Sliced and preemptible launches yield when
 //! high-priority work appears, and go on after the idle gap (`set-auto-yield`). At most `window` of best-effort
-//! kernels, or one that is longer, are under way at once: that is what a high-priority launch may have to wait behind.
+//! kernels and one that is longer are under way at once: that is what a high-priority launch may have to wait behind.
+//! (But each of many clients has 100 us, and launches go at once that were never measured or are due by a floor.)
 //!
 //! How clients share the GPU decides which half is in use. Where kernels run at once (`concurrent`), forms keep
 //! kernels short. Where contexts take turns (`time-sliced`), the hardware interrupts kernels anyway: they run whole,

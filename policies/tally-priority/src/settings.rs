@@ -14,8 +14,8 @@ pub struct Settings {
     /// `idle_gap_us`: how long high priority must have been idle before best effort
     /// starts, or goes on. Tally uses 100 us; 0 where contexts take turns.
     pub idle_gap_ns: u64,
-    /// `window_us`: GPU time of a best-effort client that may be under way at once
-    /// while a high-priority client is connected: 1 ms, or 20 where contexts take turns.
+    /// `window_us`: GPU time of best effort that may be under way at once while a high-priority client is connected:
+    /// 1 ms, or 20 of each client where contexts take turns.
     pub window_ns: u64,
     /// `turn_us`: GPU time that each of several best-effort clients of the same weight gets in a round; 0: they do not
     /// wait for each other.

@@ -45,6 +45,6 @@ fn a_newly_strict_service_that_can_spare_little_has_a_short_window() {
     b.units(3, 3 * MS);
     assert!(b.policy.services[0].is_strict());
     assert_eq!(latest(), None, "it stays as it is");
-    b.units(200, 3 * MS);
+    b.units(400, 3 * MS);
     assert_eq!(latest(), Some(MS), "late for other causes");
 }
