@@ -1,13 +1,13 @@
 //! How much best-effort work an open unit bears, and in which of three ways: learned from the units' times.
 //!
-//! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit, and
-//! all SMs between units. On a *width* it has some SMs always, for so much time in a unit. Time costs a unit
+//! In *time* best effort has all SMs, for so much time in a unit. In *space* it has some SMs, for all of the unit,
+//! and all SMs between units. On a *width* it has some SMs always, for so much time in a unit. Time costs a unit
 //! little if the GPU is idle within it because the service's CPU part takes longer; space costs it little if its
-//! kernels do not fill the GPU; a width costs one best-effort client no change of SMs, and little if the service is busy
-//! most of the time. Each way has a level ([`Space`]'s is two numbers), raised while all units are early, and lowered once too
-//! many are late. All are tried, and the one in which most best-effort work was let in is kept until the next trial,
-//! which comes the later the more trials were lost. The others are not tried while time holds nothing back, nor kept
-//! where no launch can be limited or is that small.
+//! kernels do not fill the GPU; a width costs one best-effort client no change of SMs, and little if the service is
+//! busy most of the time. Each way has a level ([`Space`]'s is two numbers), raised while all units are early, and
+//! lowered once too many are late. All are tried, and the one in which most best-effort work was let in is kept
+//! until the next trial, which comes the later the more trials were lost. The others are not tried while time holds
+//! nothing back, nor kept where no launch can be limited or is that small.
 
 use crate::space::{Space, Span};
 use crate::verdict::{Verdict, growth_percent};
