@@ -7,7 +7,8 @@
 //! Programs may wait for one another, also by way of another GPU: then a long launch does not end while another one is
 //! held for it, and the time is lost. If more than half of the time held was lost, nothing is held for some time.
 
-use crate::{DRAIN, MOMENT_NS};
+use crate::saved::{numbers, put_line};
+use crate::{DRAIN, LONGEST_NS_MAX, MOMENT_NS};
 use tally_sdk::{ClientId, Decision, Launch, UNKNOWN, host};
 
 /// A launch is waited for so many times as long as predicted: on some SMs, or beside a service, it takes longer.
@@ -19,9 +20,13 @@ const JUDGED_NS: u64 = 1_000_000_000;
 /// Nothing is held for so long, and for twice as long the next time, so often.
 const OFF_NS: u64 = 1_000_000_000;
 const DOUBLINGS_MAX: u32 = 6;
+/// What a saved state says of time that was held is believed up to this.
+const RESTORED_NS_MAX: u64 = 64 * JUDGED_NS;
+/// First word of the line that is saved.
+const LONG: &str = "long";
 
 /// The long launch that may be under way.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LongLaunch {
     of: Option<ClientId>,
     /// By then it has ended, or takes far longer than predicted.
@@ -76,5 +81,52 @@ impl LongLaunch {
             (self.held_ns, self.lost_ns) = (self.held_ns / 2, self.lost_ns / 2);
             self.off_times = self.off_times.saturating_sub(1);
         }
+    }
+
+    /// A line of numbers; nothing if there was no long launch.
+    pub(crate) fn saved(&self) -> String {
+        let mut line = String::new();
+        if let Some(of) = self.of {
+            let numbers = [
+                of.into(),
+                self.until_ns,
+                self.held_from_ns.unwrap_or(u64::MAX),
+                self.held_ns,
+                self.lost_ns,
+                self.in_vain.into(),
+                self.off_until_ns,
+                self.off_times.into(),
+            ];
+            put_line(&mut line, LONG, numbers);
+        }
+        line
+    }
+
+    /// From such a line, among others. Any policy may have written it: [`Self::bound`].
+    pub(crate) fn read(lines: &str) -> Self {
+        let read = |line| {
+            let [of, until_ns, held_from, held_ns, lost_ns, in_vain, off_until_ns, off_times] =
+                numbers(line, LONG)?;
+            Some(LongLaunch {
+                of: Some(ClientId::try_from(of).ok()?),
+                until_ns,
+                held_from_ns: Some(held_from).filter(|from| *from != u64::MAX),
+                held_ns: held_ns.min(RESTORED_NS_MAX),
+                lost_ns: lost_ns.min(RESTORED_NS_MAX),
+                in_vain: in_vain.min(IN_VAIN.into()) as u32,
+                off_until_ns,
+                off_times: off_times.min(DOUBLINGS_MAX.into()) as u32,
+            })
+        };
+        lines.lines().find_map(read).unwrap_or_default()
+    }
+
+    /// What was read is believed for as long as a long launch lasts, and as nothing is held.
+    #[must_use]
+    pub(crate) fn bound(mut self, now_ns: u64) -> Self {
+        let least_ns = |ns: u64, after_ns| ns.min(now_ns.saturating_add(after_ns));
+        self.until_ns = least_ns(self.until_ns, TIMES * LONGEST_NS_MAX);
+        self.off_until_ns = least_ns(self.off_until_ns, OFF_NS << DOUBLINGS_MAX);
+        self
     }
 }

@@ -15,7 +15,7 @@ const DIGITS_MAX: usize = 20;
 /// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SavedRounds {
-    round: Option<[u64; 9]>,
+    round: Option<[u64; 15]>,
     members: Vec<Member>,
 }
 
@@ -45,6 +45,12 @@ impl Rounds {
             self.is_patient.into(),
             self.seen_ns,
             self.long_turn_ns,
+            self.active as u64,
+            self.ahead_ns,
+            self.asked_until_ns,
+            self.idle_look_ns,
+            self.leases,
+            self.is_round_over.into(),
         ];
         let mut lines = String::with_capacity(LINE_BYTES * (1 + self.members.len()));
         put_line(&mut lines, ROUND, round);
@@ -59,8 +65,9 @@ impl Rounds {
     #[must_use]
     pub(crate) fn after(mut self, now_ns: u64, saved: SavedRounds) -> Self {
         let Some(round) = saved.round else { return self };
-        let [turn_ns, one_at_a_time, owner, left, drain, patience, is_patient, seen, long_turn] =
-            round;
+        let [turn_ns, one_at_a_time, owner, left, drain, round @ ..] = round;
+        let [patience, is_patient, seen, long_turn, active, ahead, round @ ..] = round;
+        let [asked_until, idle_look, leases, is_round_over] = round;
         if (turn_ns, one_at_a_time) != (self.turn_ns, u64::from(self.one_at_a_time)) {
             return self;
         }
@@ -71,6 +78,11 @@ impl Rounds {
         if !self.one_at_a_time {
             self.long_turn_ns = long_turn.min(self.wanted_turn_ns(super::LONGEST_NS_MAX));
         }
+        let least_ns = |ns: u64, after_ns| ns.min(now_ns.saturating_add(after_ns));
+        self.asked_until_ns = least_ns(asked_until, self.turn_ns);
+        self.idle_look_ns = least_ns(idle_look, super::IDLE_LOOK_NS);
+        self.active = active.min(super::MEMBERS_MAX as u64) as usize;
+        (self.ahead_ns, self.leases, self.is_round_over) = (ahead, leases, is_round_over > 0);
         self.known = saved.members;
         self.known.iter_mut().for_each(|member| member.active_ns = member.active_ns.min(now_ns));
         self

@@ -1,6 +1,7 @@
 //! What policies do with weights and floors alike, whatever else they decide by.
 
 use crate::long::LongLaunch;
+use crate::saved::{numbers, put_line};
 use crate::{Due, Floors, Rounds, SavedRounds};
 use tally_sdk::{
     Answer, Client, ClientId, Clients, Decision, Launch, PriorityClass, SharingMode, Terms,
@@ -9,6 +10,9 @@ use tally_sdk::{
 
 /// Least part of a window: a shorter one would have the GPU wait for the program.
 const WINDOW_NS_MIN: u64 = 100_000;
+
+/// First word of a line that is saved.
+const SHARES: &str = "shares";
 
 /// The clients that are connected, and how those of best effort share the GPU.
 #[derive(Debug, Default)]
@@ -30,8 +34,8 @@ pub struct Shares {
     has_leases: bool,
     /// The timer of [`Floors::wake`]; `None`: nobody is ever asked to yield.
     timer: Option<u64>,
-    /// What was saved of rounds and floors, until the first client joins.
-    saved: Option<(SavedRounds, Floors)>,
+    /// What was saved of rounds, floors and long launches, until the first client joins.
+    saved: Option<(SavedRounds, Floors, LongLaunch)>,
 }
 
 impl Shares {
@@ -68,8 +72,8 @@ impl Shares {
             SharingMode::TimeSliced => Rounds::one_at_a_time(turn_ns),
         };
         self.rounds = match self.saved.take() {
-            Some((saved, floors)) => {
-                self.floors = floors;
+            Some((saved, floors, long)) => {
+                (self.floors, self.long) = (floors, long.bound(now_ns));
                 rounds.after(now_ns, saved)
             }
             None => rounds,
@@ -157,7 +161,8 @@ impl Shares {
         part_ns.min(most_ns)
     }
 
-    /// More or fewer clients have work than when terms were set last: they are to be set again.
+    /// More or fewer clients have work than when terms were set last: they are to be set again. To be asked after each
+    /// [`Rounds::hold`], so that nothing but what is saved says which terms a client has.
     #[inline]
     pub fn has_new_parts(&self) -> bool {
         self.rounds.is_shared() && self.parts != self.rounds.active()
@@ -187,14 +192,21 @@ impl Shares {
         });
     }
 
-    /// Lines for rounds and floors; nothing if there are none.
+    /// Lines for all of this; nothing if there are no rounds, floors or long launches.
     pub fn saved(&self) -> String {
-        self.rounds.saved() + &self.floors.saved()
+        let mut lines = self.rounds.saved() + &self.floors.saved() + &self.long.saved();
+        if self.has_leases {
+            put_line(&mut lines, SHARES, [1]);
+        }
+        lines
     }
 
     /// Go on from such lines, among others, once the first client joins.
     pub fn restore(&mut self, lines: &str) {
-        self.saved = Some((SavedRounds::read(lines), Floors::read(lines)));
+        let shares = lines.lines().find_map(|line| numbers(line, SHARES));
+        self.has_leases = shares.is_some_and(|[has_leases]| has_leases > 0);
+        let saved = (SavedRounds::read(lines), Floors::read(lines), LongLaunch::read(lines));
+        self.saved = Some(saved);
     }
 }
 

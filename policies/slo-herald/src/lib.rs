@@ -258,11 +258,11 @@ impl Herald {
         if !within && !is_due && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if self.shares.has_new_parts() {
-            self.change_terms(launch.now_ns);
-        }
         if !is_due {
             let rounds = self.shares.rounds.hold(launch);
+            if self.shares.has_new_parts() {
+                self.change_terms(launch.now_ns);
+            }
             if let Some(hold) = rounds.or_else(|| self.shares.hold_long(launch)) {
                 return hold.because(Reason::NotItsTurn);
             }

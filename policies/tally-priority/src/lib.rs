@@ -155,10 +155,11 @@ impl Priority {
         if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
+        let hold = if is_due { None } else { self.shares.rounds.hold(launch) };
         if self.shares.has_new_parts() {
             self.set_terms();
         }
-        if !is_due && let Some(hold) = self.shares.rounds.hold(launch) {
+        if let Some(hold) = hold {
             return hold.because(Reason::NotItsTurn);
         }
         if is_alone {

@@ -196,10 +196,10 @@ impl TpotFirst {
         })?;
         // Contexts that take turns run beside steps, too, so that all time counts for whose turn it is.
         let high_idle_ns = if self.shares.time_sliced { NEVER } else { launch.high_idle_ns };
+        let rounds = self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch });
         if self.shares.has_new_parts() {
             self.set_terms();
         }
-        let rounds = self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch });
         match rounds.or_else(|| self.shares.hold_long(launch)) {
             Some(hold) => Err(hold.because(Reason::NotItsTurn)),
             None => Ok(place),

@@ -112,6 +112,55 @@ fn what_was_saved_goes_on_with_the_first_client() {
     }
 }
 
+/// The same clients, after what was saved of others.
+fn restored(lines: &str, now_ns: u64) -> Shares {
+    let mut shares = Shares::with_timer(TIMER);
+    shares.restore(lines);
+    shares.joined(now_ns, &client(FLOORED, BestEffort), |_| 20 * MS);
+    shares.joined(now_ns, &client(OTHER, BestEffort), |_| unreachable!("rounds have begun"));
+    shares
+}
+
+#[test]
+fn who_has_work_the_long_launch_and_leases_outlive_a_reload() {
+    let mut old = two();
+    let working =
+        |id| ClientState { in_flight: 1, in_flight_ns: 3 * MS, ..client_state(id, BestEffort) };
+    set_clients(vec![working(FLOORED), working(OTHER)]);
+    let launch = Launch { client: FLOORED, now_ns: MS, predicted_ns: 10_000, ..launch() };
+    assert_eq!(old.rounds.hold(&launch), None);
+    assert!(old.lease_behind(&launch, 100) > 0);
+    let long = Launch { predicted_ns: 3 * MS, high_clients: 1, in_flight_ns: 0, ..launch };
+    old.set_terms(Terms { window_ns: MS, leases: false, yields: None });
+    assert_eq!(old.hold_long(&long), None);
+    let mut new = restored(&old.saved(), 2 * MS);
+    new.set_terms(Terms { window_ns: MS, leases: false, yields: None });
+    assert_eq!((new.saved(), new.rounds.active()), (old.saved(), 2));
+    assert!(!new.has_new_parts());
+    assert!(new.hold_long(&Launch { now_ns: 2 * MS, client: OTHER, ..long }).is_some());
+    calls();
+    new.joined(2 * MS, &client(7, High), |_| unreachable!());
+    assert_eq!(calls(), [FLOORED, OTHER].map(Call::RevokeLease));
+}
+
+#[test]
+fn no_saved_state_holds_long_launches_for_long() {
+    let max = u64::MAX;
+    let second = 1_000 * MS;
+    for numbers in
+        [format!("{max} 0 {max} {max} {max} 0 {max}"), format!("{max} {max} 0 {max} 4 0 0")]
+    {
+        let mut shares = restored(&format!("long {FLOORED} {numbers}\n"), second);
+        shares.set_terms(Terms { window_ns: MS, leases: false, yields: None });
+        let long = Launch { predicted_ns: 3 * MS, ..launch() };
+        assert!(!waits(&mut shares, 3 * second, 3 * MS, long), "for ever: {numbers}");
+        let mine = Launch { client: FLOORED, in_flight_ns: 0, high_clients: 1, ..long };
+        let at = 100 * second;
+        assert_eq!(shares.hold_long(&Launch { now_ns: at, ..mine }), None);
+        assert!(waits(&mut shares, at + MS, 3 * MS, long), "never again: {numbers}");
+    }
+}
+
 #[test]
 fn what_yields_stands_still_and_who_is_due_does_not_yield() {
     let mut shares = two();

@@ -7,6 +7,14 @@ const USED: u64 = 3_600 * SECOND;
 /// Time of the reload.
 const RELOAD: u64 = 2 * USED;
 
+/// A line for the round: whether one launches at a time, the owner, what is left, when all were looked at. Whatever
+/// else it says is the most that a number can be.
+fn round(turn: u64, owner: u64, left: u64, seen: u64) -> String {
+    let max = u64::MAX;
+    let more = format!("{max} {max} {max} {max} {max} 1");
+    format!("round {TURN} {turn} {owner} {left} {left} {left} 1 {seen} {max} {more}\n")
+}
+
 /// A line for a member: its credit, lost time, usage, whether it is backlogged, and when it last was.
 fn member(id: usize, credit: i64, lost: i64, charged: u64, backlogged: u8, active: u64) -> String {
     let (credit, lost) = (credit.cast_unsigned(), lost.cast_unsigned());
@@ -49,9 +57,7 @@ fn no_saved_state_starves_a_client() {
         let turn = u64::from(rounds.one_at_a_time);
         for (left, seen) in [(0, 0), (u64::MAX, u64::MAX), (u64::MAX, 0)] {
             for owner in [0, 1] {
-                let max = u64::MAX;
-                let round =
-                    format!("round {TURN} {turn} {owner} {left} {left} {left} 1 {seen} {max}\n");
+                let round = round(turn, owner, left, seen);
                 for victim in worst_members() {
                     let other = member(1, i64::MAX, i64::MAX, u64::MAX, 1, u64::MAX);
                     let lines = format!("{round}{victim}{other}");
@@ -74,7 +80,8 @@ fn restored_numbers_are_bounded_by_a_few_rounds() {
         let turn = u64::from(rounds.one_at_a_time);
         let max = u64::MAX;
         let lines = format!(
-            "round {TURN} {turn} 0 {max} {max} {max} 1 {max} {max}\n{}{}",
+            "{}{}{}",
+            round(turn, 0, max, max),
             member(0, i64::MIN, i64::MIN, 0, 1, max),
             member(1, i64::MAX, i64::MAX, max, 1, max)
         );
@@ -90,6 +97,8 @@ fn restored_numbers_are_bounded_by_a_few_rounds() {
                 assert!(member.active_ns <= RELOAD, "{member:?}");
             }
             assert!(rounds.left_ns <= wall_ns && rounds.drain_ns <= DRAIN * wall_ns);
+            assert!(rounds.active <= MEMBERS_MAX && rounds.idle_look_ns <= RELOAD + IDLE_LOOK_NS);
+            assert!(rounds.asked_until_ns <= RELOAD + TURN);
             assert!(rounds.seen_ns <= RELOAD && rounds.patience_ns <= PATIENCE_NS_MAX);
         };
         check(&rounds);

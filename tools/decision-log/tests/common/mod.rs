@@ -32,10 +32,6 @@ pub fn host() -> PolicyHost {
     .unwrap()
 }
 
-pub fn load(host: &PolicyHost, folder: &str, name: &str) -> Box<dyn Policy + Send> {
-    Box::new(host.load_file(&guest(folder, name), "").unwrap())
-}
-
 /// A policy with a name, as the daemon's has one.
 pub struct Named(pub Box<dyn Policy + Send>, pub &'static str);
 
