@@ -38,6 +38,7 @@
 //! | [`transformed`], [`offset`], [`form`], [`issue`] | the forms and their launches |
 //! | [`gate`], [`flag`], [`watch`], [`progress`] | yielding; what takes too long |
 //! | [`sm_limit`], [`joins`] | green contexts; when streams wait for launches in them |
+//! | [`occupancy`], [`occupied_sms`] | what an SM holds; which launches may hold SMs for as long as they like |
 //! | [`graphs`], [`chain`] | graphs of best-effort clients, and their launches in parts |
 //! | [`vendor`], [`disk_cache`] | whose code it is; what is kept on disk of rewritten code |
 
@@ -60,6 +61,7 @@ mod limit_cost;
 mod limited;
 pub mod lock;
 mod making;
+pub mod occupancy;
 pub mod occupied_sms;
 mod offset;
 mod places;
@@ -72,7 +74,8 @@ mod transformed;
 pub mod vendor;
 mod watch;
 
-pub use transformed::{plain_function, registers, resident};
+pub use occupancy::resident;
+pub use transformed::{plain_function, registers};
 pub use watch::may_need_help;
 mod worker;
 
@@ -149,7 +152,7 @@ pub fn before_launch_on_all(slot: usize, number: u32, shape: &Shape, target: &Ta
     let blocks = match target {
         Target::Graph(exec) => graphs::limit::unread_blocks(*exec),
         Target::Kernel(launch) => {
-            let resident = || transformed::resident_on_all(launch);
+            let resident = || occupancy::resident_on_all(launch);
             occupied_sms::counted(shape.kernel as usize, blocks_of(launch.grid), resident)
         }
         Target::Other => {
@@ -200,6 +203,7 @@ pub fn give_up_green(context: usize, wait_out: impl FnOnce()) {
 /// A context is about to be destroyed: wait until no thread of the shim's uses it. Returns whether there is
 /// anything to forget.
 pub fn close_context(context: usize) -> bool {
+    occupancy::forget();
     if !settings::is_enabled() {
         return false;
     }
@@ -212,6 +216,7 @@ pub fn close_context(context: usize) -> bool {
 
 /// The attempt to destroy the context is over; `is_gone`: it was destroyed.
 pub fn closed(context: usize, was_closed: bool, is_gone: bool) {
+    occupancy::forget();
     if !was_closed {
         return;
     }

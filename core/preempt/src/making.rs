@@ -16,7 +16,7 @@ use crate::offset::OffsetForm;
 use crate::transformed::{
     Transformed, attribute, attributes_set, copy_attributes, plain_function, shared_max,
 };
-use crate::{disk_cache, flag, gate, proof, watch};
+use crate::{disk_cache, flag, gate, occupancy, proof, watch};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -457,6 +457,7 @@ pub(crate) fn unload(context: usize, image: u128) -> bool {
                 unsafe { unload(module as Ptr) };
             }
         }
+        occupancy::forget();
     });
     done.is_some()
 }

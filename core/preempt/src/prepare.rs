@@ -14,7 +14,7 @@ use crate::kernels::{KERNELS, publish};
 use crate::launch::{KernelArguments, Shape, StreamState};
 use crate::settings::{rewrites, takes_vendor};
 use crate::transformed::{Transformed, blocks, cluster, plain_function};
-use crate::{gate, kernels, making, transformed, vendor, watch, worker};
+use crate::{gate, kernels, making, occupancy, transformed, vendor, watch, worker};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use tally_contract::limits::BACKLOG_MAX;
@@ -242,6 +242,7 @@ pub fn attribute_set(function: Ptr) {
 
 /// Functions are about to be unloaded: nothing asks the driver about them any more.
 pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
+    occupancy::forget();
     for transformed in kernels::all_transformed() {
         transformed.forget_compared(&are_gone);
         if are_gone(transformed.originals[0].load(Relaxed)) {
@@ -255,6 +256,7 @@ pub fn forget_functions(are_gone: impl Fn(usize) -> bool) {
 
 /// What is noted of functions has changed.
 pub fn functions_changed() {
+    occupancy::forget();
     kernels::changed();
 }
 

@@ -26,7 +26,7 @@ use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState, blocks_of};
 use crate::lock::{Lock, Locked};
 use crate::prepare::{self, Limitable};
-use crate::{joins, kernels, limit_cost, limited, occupied_sms, places, settings, transformed};
+use crate::{joins, kernels, limit_cost, limited, occupancy, occupied_sms, places, settings};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
@@ -108,9 +108,9 @@ pub fn offers(kernel: usize, launch: &KernelArguments, stream: &StreamState) -> 
         && has_queues(context)
         && match prepare::limitable(kernel, launch.function) {
             Limitable::Never => false,
-            Limitable::Any => transformed::sm_count().is_some(),
-            Limitable::Larger => transformed::sm_count().is_some_and(|sms| {
-                let resident = || transformed::resident_on_all(launch);
+            Limitable::Any => occupancy::sm_count().is_some(),
+            Limitable::Larger => occupancy::sm_count().is_some_and(|sms| {
+                let resident = || occupancy::resident_on_all(launch);
                 occupied_sms::is_larger(blocks_of(launch.grid), Some(sms.into()), resident)
             }),
         }

@@ -1,12 +1,12 @@
 //! A kernel in its transformed form, and what the driver says of its functions.
 
 use crate::cuda::{
-    ATTRIBUTE_SM_COUNT, FUNC_MAX_DYNAMIC_SHARED, FUNC_REGISTERS, FUNC_REQUIRED_CLUSTER,
-    FUNC_SETTABLE, LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC,
-    LAUNCH_ATTRIBUTES_PLAIN, Ptr, SUCCESS, driver,
+    FUNC_MAX_DYNAMIC_SHARED, FUNC_REGISTERS, FUNC_REQUIRED_CLUSTER, FUNC_SETTABLE,
+    LAUNCH_ATTRIBUTE_CLUSTER, LAUNCH_ATTRIBUTE_PROGRAMMATIC, LAUNCH_ATTRIBUTES_PLAIN, Ptr, SUCCESS,
+    driver,
 };
-use crate::host::host;
 use crate::launch::KernelArguments;
+use crate::occupancy::{self, resident, sm_count};
 use crate::offset::OffsetForm;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
@@ -127,6 +127,7 @@ pub(crate) fn copy_attributes(original: usize, to: usize) {
             unsafe { set(to as Ptr, which, value) };
         }
     }
+    occupancy::forget();
 }
 
 /// The function behind a handle that may be a context-free kernel's.
@@ -137,45 +138,6 @@ pub fn plain_function(handle: usize) -> usize {
         Some(f) if unsafe { f(&mut function, handle as Ptr) } == SUCCESS => function as usize,
         _ => handle,
     }
-}
-
-/// Blocks of a function that an SM holds at once. `None`: the driver does not tell.
-pub fn resident(function: usize, block: [u32; 3], shared_bytes: u32) -> Option<u64> {
-    let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n))?;
-    let mut count = 0;
-    // SAFETY: a function of the program's that is being launched, or one of ours; a valid out-pointer.
-    let result = unsafe {
-        driver().occupancy?(
-            &mut count,
-            function as Ptr,
-            i32::try_from(threads).ok()?,
-            shared_bytes as usize,
-        )
-    };
-    (result == SUCCESS).then_some(count.max(0) as u64)
-}
-
-/// Blocks of a launch that the whole GPU holds at once. `None`: the driver does not tell.
-pub fn resident_on_all(launch: &KernelArguments) -> Option<u64> {
-    let sms = sm_count()?;
-    Some(resident(launch.function as usize, launch.block, launch.shared_bytes)? * u64::from(sms))
-}
-
-/// SMs of the GPU whose context is current. `None`: unknown, or it has not as many as the one that the core was told
-/// of, which is the program's first.
-pub(crate) fn sm_count() -> Option<u32> {
-    let d = driver();
-    let (mut device, mut count) = (0, 0);
-    // SAFETY: valid out-pointers.
-    unsafe {
-        if d.ctx_device?(&mut device) != SUCCESS
-            || d.device_attribute?(&mut count, ATTRIBUTE_SM_COUNT, device) != SUCCESS
-        {
-            return None;
-        }
-    }
-    let told = host().client()?.report.sm_count.load(Acquire);
-    (told != 0 && u32::try_from(count) == Ok(told)).then_some(told)
 }
 
 impl Transformed {

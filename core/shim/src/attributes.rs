@@ -4,7 +4,7 @@ use crate::names::loading_once;
 use crate::quiesce;
 use std::ffi::c_int;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS};
-use tally_preempt::{prepare, settings};
+use tally_preempt::{occupancy, prepare, settings};
 
 /// `cuFuncSetAttribute`: the kernel's transformed forms get it, too.
 ///
@@ -43,9 +43,71 @@ pub unsafe fn kernel_set_attribute(
     })
 }
 
+/// Calls that set how functions share an SM's memory, of at most six arguments.
+///
+/// # Safety
+/// The caller keeps to the contract of the CUDA driver's function.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn set_configuration(
+    real: unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> CuResult,
+    _per_thread: bool,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> CuResult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { real(a, b, c, d, e, f) };
+    occupancy::forget();
+    result
+}
+
 fn set(result: CuResult, function: Ptr) -> CuResult {
+    occupancy::forget();
     if result == SUCCESS && settings::is_enabled() {
         prepare::attribute_set(function);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::null_mut;
+
+    unsafe extern "C" fn refuses(_: Ptr, _: c_int, _: c_int) -> CuResult {
+        1
+    }
+
+    unsafe extern "C" fn accepts(_: c_int, _: c_int, _: Ptr, _: c_int) -> CuResult {
+        SUCCESS
+    }
+
+    unsafe extern "C" fn adds(
+        a: usize,
+        b: usize,
+        c: usize,
+        d: usize,
+        e: usize,
+        f: usize,
+    ) -> CuResult {
+        (a + b + c + d + e + f) as CuResult
+    }
+
+    #[test]
+    fn whatever_is_set_is_told_to_the_driver_and_occupancy_is_forgotten() {
+        let calls: [(fn() -> CuResult, CuResult); 3] = [
+            // SAFETY: functions that do nothing.
+            (|| unsafe { func_set_attribute(refuses, false, null_mut(), 8, 1) }, 1),
+            (|| unsafe { kernel_set_attribute(accepts, false, 8, 1, null_mut(), 0) }, SUCCESS),
+            (|| unsafe { set_configuration(adds, false, 1, 2, 3, 4, 5, 6) }, 21),
+        ];
+        for (call, result) in calls {
+            let before = occupancy::generation();
+            assert_eq!(call(), result);
+            assert!(occupancy::generation() > before);
+        }
+    }
 }

@@ -376,6 +376,11 @@ entry_points! {
     cuKernelGetFunction(function: *mut Ptr, kernel: Ptr) false names::kernel_get_function;
     cuFuncSetAttribute(function: Ptr, attribute: c_int, value: c_int) false attributes::func_set_attribute;
     cuKernelSetAttribute(attribute: c_int, value: c_int, kernel: Ptr, device: c_int) false attributes::kernel_set_attribute;
+    cuFuncSetCacheConfig(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false attributes::set_configuration;
+    cuFuncSetSharedMemConfig(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false attributes::set_configuration;
+    cuKernelSetCacheConfig(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false attributes::set_configuration;
+    cuCtxSetCacheConfig(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false attributes::set_configuration;
+    cuCtxSetSharedMemConfig(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) false attributes::set_configuration;
 }
 
 #[cfg(test)]

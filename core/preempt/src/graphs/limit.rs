@@ -25,7 +25,7 @@ use crate::cuda::{
 use crate::host::{self, host, log};
 use crate::launch::{KernelArguments, PlannedLaunch, StreamState, blocks_of};
 use crate::prepare::Limitable;
-use crate::{kernels, limited, occupied_sms, prepare, sm_limit, transformed};
+use crate::{kernels, limited, occupancy, occupied_sms, prepare, sm_limit};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Node {
             function: launch.function as usize,
             kernel,
             blocks: blocks_of(launch.grid),
-            resident: transformed::resident_on_all(&launch),
+            resident: occupancy::resident_on_all(&launch),
             is_fixed: solo::is_lost(|which| attribute(handle, which)),
         })
     }
