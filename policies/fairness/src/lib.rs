@@ -299,16 +299,31 @@ impl Rounds {
         }
     }
 
+    /// A launch that nobody holds goes, for the sake of its client's floor: who has work is looked at all the same.
+    pub(crate) fn goes_first(&mut self, launch: &Launch) {
+        let found = self.members.binary_search_by_key(&launch.client, |member| member.id);
+        let Some(me) = found.ok().filter(|_| self.is_shared()) else { return };
+        self.note_length(me, launch.predicted_ns);
+        if launch.now_ns >= self.seen_ns.saturating_add(self.recent_ns()) {
+            self.look(launch);
+            self.is_patient = false;
+        }
+    }
+
+    /// Who was looked at within this time is not looked at again.
+    fn recent_ns(&self) -> u64 {
+        LOOK_NS.saturating_mul(self.members.len() as u64).min(LOOK_NS_MAX)
+    }
+
     /// All were looked at just now, and then it had credit for this launch, too, and for all that was started since.
     fn has_credit_left(&self, me: usize, launch: &Launch) -> bool {
-        let recent_ns = LOOK_NS.saturating_mul(self.members.len() as u64).min(LOOK_NS_MAX);
         let ahead_ns = self.ahead_ns.saturating_add(launch.predicted_ns);
         let mine = &self.members[me];
         let is_its_turn = self.owner == Some(mine.id) && self.drain_ns == 0;
         self.known.is_empty()
             && !self.is_patient
             && self.left_ns > 0
-            && launch.now_ns < self.seen_ns.saturating_add(recent_ns)
+            && launch.now_ns < self.seen_ns.saturating_add(self.recent_ns())
             && mine.credit_ns > 0_i64.saturating_add_unsigned(ahead_ns)
             && (is_its_turn || !self.one_at_a_time)
     }

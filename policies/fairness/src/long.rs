@@ -43,8 +43,13 @@ pub(crate) struct LongLaunch {
 
 impl LongLaunch {
     /// A launch is about to start. `None`: it may, or the decision by which it waits for another client's long one.
-    /// Longer than `window_ns` is long.
-    pub(crate) fn hold(&mut self, launch: &Launch, window_ns: u64) -> Option<Decision> {
+    /// Longer than `window_ns` is long. One that `goes_first` waits for none, and others wait for it.
+    pub(crate) fn hold(
+        &mut self,
+        launch: &Launch,
+        window_ns: u64,
+        goes_first: bool,
+    ) -> Option<Decision> {
         let now_ns = launch.now_ns;
         let is_long = launch.predicted_ns != UNKNOWN && launch.predicted_ns > window_ns;
         if !is_long || now_ns < self.off_until_ns {
@@ -52,14 +57,19 @@ impl LongLaunch {
         }
         if let Some(other) = self.of.filter(|of| *of != launch.client) {
             let has_ended = host::client(other).is_none_or(|one| one.in_flight_ns <= window_ns);
-            if !has_ended && now_ns < self.until_ns {
+            if !goes_first && !has_ended && now_ns < self.until_ns {
                 self.held_from_ns.get_or_insert(now_ns);
                 return Some(Decision::HoldUntilCompletion(MOMENT_NS));
             }
-            self.judge(now_ns, !has_ended);
+            if !goes_first {
+                self.judge(now_ns, !has_ended);
+            }
         }
         let lasts_ns = launch.in_flight_ns.saturating_add(launch.predicted_ns);
-        (self.of, self.held_from_ns) = (Some(launch.client), None);
+        self.of = Some(launch.client);
+        if !goes_first {
+            self.held_from_ns = None;
+        }
         self.until_ns = now_ns.saturating_add(lasts_ns.saturating_mul(TIMES));
         None
     }

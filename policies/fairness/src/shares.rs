@@ -162,19 +162,31 @@ impl Shares {
     }
 
     /// More or fewer clients have work than when terms were set last: they are to be set again. To be asked after each
-    /// [`Rounds::hold`], so that nothing but what is saved says which terms a client has.
+    /// [`Shares::hold`], so that nothing but what is saved says which terms a client has.
     #[inline]
     pub fn has_new_parts(&self) -> bool {
         self.rounds.is_shared() && self.parts != self.rounds.active()
     }
 
-    /// A best-effort launch starts beside high-priority clients, unless it waits for another client's long one.
-    pub fn hold_long(&mut self, launch: &Launch) -> Option<Decision> {
+    /// A best-effort launch that could start now: `None`, or the decision by which it waits for its turn. One `is_due`
+    /// by its client's floor does not.
+    #[inline]
+    pub fn hold(&mut self, launch: &Launch, is_due: bool) -> Option<Decision> {
+        if is_due {
+            self.rounds.goes_first(launch);
+            return None;
+        }
+        self.rounds.hold(launch)
+    }
+
+    /// A best-effort launch starts beside high-priority clients, unless it waits for another client's long one, which
+    /// one that is due does not.
+    pub fn hold_long(&mut self, launch: &Launch, is_due: bool) -> Option<Decision> {
         let are_several = self.clients.best_effort() > 1;
         if self.time_sliced || launch.high_clients == 0 || !are_several {
             return None;
         }
-        let hold = self.long.hold(launch, self.window_ns)?;
+        let hold = self.long.hold(launch, self.window_ns, is_due)?;
         self.rounds.keep_back(launch.client);
         Some(hold)
     }

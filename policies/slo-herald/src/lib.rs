@@ -258,14 +258,12 @@ impl Herald {
         if !within && !is_due && launch.high_active() {
             return Decision::Hold(HOLD_UNTIL_CHANGE).because(Reason::HighActive);
         }
-        if !is_due {
-            let rounds = self.shares.rounds.hold(launch);
-            if self.shares.has_new_parts() {
-                self.change_terms(launch.now_ns);
-            }
-            if let Some(hold) = rounds.or_else(|| self.shares.hold_long(launch)) {
-                return hold.because(Reason::NotItsTurn);
-            }
+        let hold = self.shares.hold(launch, is_due);
+        if self.shares.has_new_parts() {
+            self.change_terms(launch.now_ns);
+        }
+        if let Some(hold) = hold.or_else(|| self.shares.hold_long(launch, is_due)) {
+            return hold.because(Reason::NotItsTurn);
         }
         let beside = beside.filter(|_| within);
         let is_too_much = |one: &Service| one.left_ns().is_some_and(|ns| charge_ns > ns);

@@ -8,9 +8,9 @@
 //!     else if a high-priority client is connected:
 //!         if high-priority work is active:                   hold until that changes
 //!         if it has been idle for less than idle_gap:        hold for the rest of the gap
-//!     if not due, and other best-effort clients go first:    hold                Rounds::hold, by weight
+//!     if not due, and other best-effort clients go first:    hold                Shares::hold, by weight
 //!     if no high-priority client is connected:               run; with a lease, long if nobody shares
-//!     if it is longer than the window, as is another client's that is under way:
+//!     if not due, and longer than the window, as is another client's that is under way:
 //!                                                            hold until that ends            Shares::hold_long
 //!     run as form(launch)                                                        Forms::decide
 //!     (a hold lasts at most until its client is due)                             Shares::with_floor
@@ -155,7 +155,7 @@ impl Priority {
         if !is_alone && !is_due && rest_ns > 0 {
             return Decision::Hold(rest_ns).because(Reason::IdleGap);
         }
-        let hold = if is_due { None } else { self.shares.rounds.hold(launch) };
+        let hold = self.shares.hold(launch, is_due);
         if self.shares.has_new_parts() {
             self.set_terms();
         }
@@ -166,7 +166,7 @@ impl Priority {
             let lease = self.shares.lease_behind(launch, self.settings.lease_launches);
             return Decision::Run(lease).because(Reason::Alone);
         }
-        if !is_due && let Some(hold) = self.shares.hold_long(launch) {
+        if let Some(hold) = self.shares.hold_long(launch, is_due) {
             return hold.because(Reason::NotItsTurn);
         }
         let (decision, why) = self.forms.decide(launch, &self.settings.forms);

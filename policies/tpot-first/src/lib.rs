@@ -8,7 +8,7 @@
 //!     high priority is ungated: a step of a service never waits
 //!     a launch of a client that is due by its floor:     goes            Floors::due
 //!     a launch to which Select gives no SMs now:         waits
-//!     of the others: by weight, of long ones one at a time               Rounds::hold, Shares::hold_long
+//!     of the others: by weight, of long ones one at a time               Shares::hold, Shares::hold_long
 //!
 //! select(launch):   on how many SMs                                      select.rs, widths.rs
 //!     beside a step on the widest width at which the 95th percentile of steps stays within 0.9 of the objective
@@ -188,19 +188,17 @@ impl TpotFirst {
 
     /// Which launch goes next: this one, and where; or not yet.
     fn pick(&mut self, launch: &Launch, is_due: bool) -> Result<Place, Answer> {
-        if is_due {
-            return Ok(Place::Between);
-        }
-        let place = self.select(launch).inspect_err(|_| {
+        let place = if is_due { Ok(Place::Between) } else { self.select(launch) };
+        let place = place.inspect_err(|_| {
             self.shares.rounds.keep_back(launch.client);
         })?;
         // Contexts that take turns run beside steps, too, so that all time counts for whose turn it is.
         let high_idle_ns = if self.shares.time_sliced { NEVER } else { launch.high_idle_ns };
-        let rounds = self.shares.rounds.hold(&Launch { high_idle_ns, ..*launch });
+        let hold = self.shares.hold(&Launch { high_idle_ns, ..*launch }, is_due);
         if self.shares.has_new_parts() {
             self.set_terms();
         }
-        match rounds.or_else(|| self.shares.hold_long(launch)) {
+        match hold.or_else(|| self.shares.hold_long(launch, is_due)) {
             Some(hold) => Err(hold.because(Reason::NotItsTurn)),
             None => Ok(place),
         }

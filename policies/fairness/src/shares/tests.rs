@@ -132,12 +132,12 @@ fn who_has_work_the_long_launch_and_leases_outlive_a_reload() {
     assert!(old.lease_behind(&launch, 100) > 0);
     let long = Launch { predicted_ns: 3 * MS, high_clients: 1, in_flight_ns: 0, ..launch };
     old.set_terms(Terms { window_ns: MS, leases: false, yields: None });
-    assert_eq!(old.hold_long(&long), None);
+    assert_eq!(old.hold_long(&long, false), None);
     let mut new = restored(&old.saved(), 2 * MS);
     new.set_terms(Terms { window_ns: MS, leases: false, yields: None });
     assert_eq!((new.saved(), new.rounds.active()), (old.saved(), 2));
     assert!(!new.has_new_parts());
-    assert!(new.hold_long(&Launch { now_ns: 2 * MS, client: OTHER, ..long }).is_some());
+    assert!(new.hold_long(&Launch { now_ns: 2 * MS, client: OTHER, ..long }, false).is_some());
     calls();
     new.joined(2 * MS, &client(7, High), |_| unreachable!());
     assert_eq!(calls(), [FLOORED, OTHER].map(Call::RevokeLease));
@@ -156,7 +156,7 @@ fn no_saved_state_holds_long_launches_for_long() {
         assert!(!waits(&mut shares, 3 * second, 3 * MS, long), "for ever: {numbers}");
         let mine = Launch { client: FLOORED, in_flight_ns: 0, high_clients: 1, ..long };
         let at = 100 * second;
-        assert_eq!(shares.hold_long(&Launch { now_ns: at, ..mine }), None);
+        assert_eq!(shares.hold_long(&Launch { now_ns: at, ..mine }, false), None);
         assert!(waits(&mut shares, at + MS, 3 * MS, long), "never again: {numbers}");
     }
 }
@@ -187,7 +187,8 @@ fn what_yields_stands_still_and_who_is_due_does_not_yield() {
 fn waits(shares: &mut Shares, now_ns: u64, in_flight_ns: u64, launched: Launch) -> bool {
     let state = ClientState { in_flight: 1, in_flight_ns, ..client_state(FLOORED, BestEffort) };
     set_clients(vec![state, client_state(OTHER, BestEffort)]);
-    let hold = shares.hold_long(&Launch { now_ns, client: OTHER, high_clients: 1, ..launched });
+    let hold =
+        shares.hold_long(&Launch { now_ns, client: OTHER, high_clients: 1, ..launched }, false);
     assert!(hold.is_none_or(|hold| matches!(hold, Decision::HoldUntilCompletion(1..))));
     hold.is_some()
 }
@@ -200,24 +201,24 @@ fn beside_high_priority_clients_one_long_launch_of_several_clients_is_under_way(
         let mut shares = two();
         let terms = Terms { window_ns: MS, leases: false, yields: None };
         shares.set_terms(terms);
-        assert_eq!(shares.hold_long(&mine), None);
+        assert_eq!(shares.hold_long(&mine, false), None);
         shares
     };
     let mut shares = begun();
     assert!(waits(&mut shares, MS, 3 * MS, long));
     assert!(!waits(&mut shares, MS, 3 * MS, Launch { predicted_ns: MS, ..long }), "it is short");
     assert!(!waits(&mut shares, MS, 3 * MS, Launch { predicted_ns: UNKNOWN, ..long }));
-    assert_eq!(shares.hold_long(&mine), None, "its own are in order");
+    assert_eq!(shares.hold_long(&mine, false), None, "its own are in order");
     // It has ended, and this one is under way.
     assert!(!waits(&mut shares, 2 * MS, MS, long));
     set_clients(vec![ClientState { in_flight_ns: 3 * MS, ..client_state(OTHER, BestEffort) }]);
-    assert!(shares.hold_long(&mine).is_some());
+    assert!(shares.hold_long(&mine, false).is_some());
     // One that does not end keeps nobody for ever.
     let mut shares = begun();
     assert!(waits(&mut shares, 23 * MS, 3 * MS, long));
     assert!(!waits(&mut shares, 25 * MS, 3 * MS, long));
     // Nobody is in a hurry, or hardware interrupts what is under way, or its client is alone.
-    assert_eq!(begun().hold_long(&Launch { client: OTHER, high_clients: 0, ..long }), None);
+    assert_eq!(begun().hold_long(&Launch { client: OTHER, high_clients: 0, ..long }, false), None);
     let mut shares = Shares { time_sliced: true, ..begun() };
     assert!(!waits(&mut shares, MS, 3 * MS, long));
     let mut shares = begun();
@@ -236,14 +237,14 @@ fn kernels_that_wait_for_one_another_are_not_held_for_long() {
         while now_ns < 100_000 * MS {
             for _ in 0..usual {
                 let mine = Launch { now_ns, client: FLOORED, predicted_ns: 2 * MS, ..asked };
-                assert_eq!(shares.hold_long(&mine), None);
+                assert_eq!(shares.hold_long(&mine, false), None);
                 waits(&mut shares, now_ns + MS, 2 * MS, Launch { predicted_ns: 2 * MS, ..asked });
                 now_ns += 2 * MS;
                 waits(&mut shares, now_ns, 0, Launch { predicted_ns: 2 * MS, ..asked });
             }
             let both = Launch { predicted_ns, ..asked };
             let begin_ns = now_ns;
-            assert_eq!(shares.hold_long(&Launch { now_ns, client: FLOORED, ..both }), None);
+            assert_eq!(shares.hold_long(&Launch { now_ns, client: FLOORED, ..both }, false), None);
             while waits(&mut shares, now_ns, predicted_ns, both) {
                 now_ns += MS / 2;
             }
@@ -257,6 +258,33 @@ fn kernels_that_wait_for_one_another_are_not_held_for_long() {
 }
 
 #[test]
+fn a_launch_that_is_due_by_its_floor_waits_for_nobody_and_others_wait_for_its_long_one() {
+    let mut shares = two();
+    shares.joined(0, &client(7, High), |_| unreachable!());
+    shares.set_terms(Terms { window_ns: MS, leases: false, yields: None });
+    let working =
+        |id| ClientState { in_flight: 1, in_flight_ns: 3 * MS, ..client_state(id, BestEffort) };
+    set_clients(vec![working(FLOORED), working(OTHER)]);
+    let long = Launch { predicted_ns: 3 * MS, in_flight_ns: 0, high_clients: 1, ..launch() };
+    let due = Launch { client: FLOORED, now_ns: MS, ..long };
+    assert_eq!(shares.hold(&due, true), None);
+    assert!(shares.has_new_parts(), "both have work, which nobody else was asked about");
+    let other = Launch { client: OTHER, ..due };
+    assert_eq!(shares.hold_long(&other, false), None);
+    assert_eq!(shares.hold_long(&due, true), None, "it waits for none");
+    assert!(shares.hold_long(&other, false).is_some(), "and others for it");
+    // What was held is judged by how long that was, whoever went first meanwhile.
+    let later = |ms: u64| Launch { now_ns: (1 + ms) * MS, ..due };
+    (1..20).for_each(|ms| assert_eq!(shares.hold_long(&later(ms), true), None));
+    let held_from_ms = |shares: &Shares| {
+        let saved = shares.saved();
+        let line = saved.lines().find(|line| line.starts_with("long ")).unwrap();
+        line.split(' ').nth(3).unwrap().parse::<u64>().unwrap() / MS
+    };
+    assert_eq!(held_from_ms(&shares), 1);
+}
+
+#[test]
 fn clients_that_do_not_share_by_weight_share_a_window_too() {
     let mut shares = Shares::default();
     shares.joined(0, &client(FLOORED, BestEffort), |_| 0);
@@ -266,6 +294,6 @@ fn clients_that_do_not_share_by_weight_share_a_window_too() {
     assert_eq!(shares.window_ns(MS), MS / 2);
     shares.set_terms(Terms { window_ns: MS / 2, leases: false, yields: None });
     let long = Launch { now_ns: 0, predicted_ns: 3 * MS, high_clients: 1, ..launch() };
-    assert_eq!(shares.hold_long(&Launch { client: FLOORED, ..long }), None);
+    assert_eq!(shares.hold_long(&Launch { client: FLOORED, ..long }, false), None);
     assert!(waits(&mut shares, MS, 3 * MS, long));
 }
