@@ -78,6 +78,10 @@ pub struct Admission {
     /// the same.
     #[schemars(range(max = 90))]
     pub min_share_percent_max: u32,
+    /// Floors that the programs of one untrusted user (see `user_clients_max`) may have together by asking, percent of
+    /// GPU time.
+    #[schemars(range(max = 90))]
+    pub user_min_share_percent_max: u32,
     /// Weight of a client of an untrusted user (see `user_clients_max`), at most; larger ones are lowered to it.
     #[schemars(range(min = 1, max = WEIGHT_MAX))]
     pub user_weight_max: u32,
@@ -95,6 +99,7 @@ impl Default for Admission {
             user_joins_per_s: 20,
             user_kernels_max: 16_384,
             min_share_percent_max: 0,
+            user_min_share_percent_max: 20,
             user_weight_max: 1,
             hello_timeout_ms: 1_000,
         }

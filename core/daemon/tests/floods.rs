@@ -87,6 +87,24 @@ fn the_weight_that_a_stranger_asks_for_is_bounded() {
 }
 
 #[test]
+fn a_stranger_does_not_take_the_floors_of_all() {
+    let core = core("[admission]\nmin_share_percent_max = 60\nuser_min_share_percent_max = 30\n");
+    let asking = |name: &str| {
+        let labels = vec![("min-share".to_owned(), "50%".to_owned())];
+        Client::register(&core.socket, &wire::Hello { labels, ..hello(name, false) }).unwrap()
+    };
+    let _strangers = as_user(STRANGER, || [asking("first"), asking("second")]);
+    let _trusted = asking("trusted");
+    let status = core.status();
+    let granted = ["first", "second", "trusted"].map(|name| {
+        let clients = status["clients"].as_array().unwrap();
+        let client = clients.iter().find(|c| c["name"] == name).unwrap();
+        client["min_share"]["granted_percent"].as_f64().unwrap()
+    });
+    assert_eq!(granted, [30.0, 0.0, 30.0], "{status:#}");
+}
+
+#[test]
 fn registrations_are_slowed_down_for_a_user_that_floods() {
     const PER_S: f64 = 1.0;
     let core = core(&format!("[admission]\nuser_joins_per_s = {PER_S}\n"));

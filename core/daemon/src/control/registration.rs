@@ -14,7 +14,7 @@ use super::journal::Kind;
 use super::registry::{Dismissal, End};
 use crate::admit::bound_weight;
 use crate::config::Fail;
-use crate::dispatch::control::{AskError, AskedMinShare, Control, Left, NewClient};
+use crate::dispatch::control::{Allowed, AskError, AskedMinShare, Control, Left, NewClient};
 use crate::dispatch::kernels::KernelShare;
 use crate::dispatch::park;
 use crate::gpus::Witness;
@@ -308,7 +308,7 @@ async fn admit(
     let id = plane.registry.borrow_mut().next_id();
     let class = (class, class_reason);
     let witness = Witness { is_trusted, gpus: plane.gpus.clone() };
-    let of_user = (kernels, witness);
+    let of_user = (user, kernels, witness);
     let Prepared { welcome, fds, info, client, min_share } =
         prepare(plane, id, hello, region, class, of_user)?;
     let class_reason = welcome.class_reason.clone();
@@ -336,7 +336,7 @@ fn prepare(
     hello: Hello,
     region: Mapped<ClientRegion>,
     (class, class_reason): (Class, String),
-    (kernels, witness): (Arc<KernelShare>, Witness),
+    (user, kernels, witness): (User, Arc<KernelShare>, Witness),
 ) -> Result<Prepared, RegistrationError> {
     let sharing = plane.sharing.borrow().as_ref().map(|r| r.for_client(class));
     let welcome = Welcome {
@@ -351,7 +351,8 @@ fn prepare(
     };
     let labels = hello.labels.into_iter().map(|(k, v)| (printable(k), printable(v)));
     let mut labels: Vec<(String, String)> = labels.collect();
-    let weight_max = plane.config.admission.user_weight_max;
+    let admission = &plane.config.admission;
+    let weight_max = admission.user_weight_max;
     if !witness.is_trusted
         && bound_weight(&mut labels, weight_max)
         && plane.journal.may(Kind::Registered)
@@ -374,7 +375,11 @@ fn prepare(
     let min_share = min_share_of_labels(pairs).unwrap_or(None);
     let min_share = min_share.filter(|_| class == Class::BestEffort).map(|asked| AskedMinShare {
         asked,
-        allowed: plane.config.admission.min_share_percent_max * 10,
+        allowed: Allowed {
+            together: admission.min_share_percent_max * 10,
+            of_user: (!witness.is_trusted)
+                .then_some((user, admission.user_min_share_percent_max * 10)),
+        },
     });
     let (core_fd, core) = map::create_core()?;
     core.client_id.store(id, Relaxed);

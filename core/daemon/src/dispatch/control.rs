@@ -7,6 +7,7 @@ use super::park::{Bells, Parker};
 use super::snapshot::{ClientNumbers, Snapshot};
 use crate::gpus::Witness;
 use crate::loader::Loaded;
+use crate::quota::User;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -44,13 +45,21 @@ pub struct NewClient {
     pub kernels: Arc<KernelShare>,
 }
 
+/// What programs may have by asking, permille.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// All of them together.
+    pub together: u32,
+    /// Those of the client's user together; `None`: no less.
+    pub of_user: Option<(User, u32)>,
+}
+
 /// The floor that a best-effort client asks for as it registers.
 #[derive(Clone, Copy, Debug)]
 pub struct AskedMinShare {
     /// The floor asked for, permille.
     pub asked: u32,
-    /// What programs may have together by asking.
-    pub allowed: u32,
+    pub allowed: Allowed,
 }
 
 pub enum Control {
@@ -120,8 +129,8 @@ pub enum Control {
     SetMinShare {
         id: u32,
         asked: u32,
-        /// What programs may have together by asking; `None`: an admin asks.
-        allowed: Option<u32>,
+        /// `None`: an admin asks.
+        allowed: Option<Allowed>,
         /// Told what it is granted; `None`: there is no such best-effort client.
         done: oneshot::Sender<Option<u32>>,
     },
