@@ -26,6 +26,8 @@ const CREDIT_NS: i64 = 8_000_000;
 /// What a saved state says that a client owes, or used without being charged, is believed up to its share of the
 /// window, or up to one long launch if that is more: any policy may have written it.
 const RESTORED_LAUNCH_NS: u64 = 100_000_000;
+/// Floors that a timer looks at, at most: those that were to be looked at first.
+const LOOKS_MAX: usize = 16;
 /// Least time until a launch is looked at again.
 const LOOK_NS: u64 = 50_000;
 /// First words of the lines that are saved.
@@ -56,6 +58,8 @@ struct Floor {
     in_flight: bool,
     /// It may become due, or cease to be, after so long.
     again_ns: u64,
+    /// The timer looks at it then.
+    is_watched: bool,
     /// It was read from a saved state and has not been looked at since.
     is_restored: bool,
 }
@@ -84,6 +88,7 @@ impl Floor {
             is_due: false,
             in_flight: false,
             again_ns: 0,
+            is_watched: false,
             is_restored: false,
         }
     }
@@ -103,6 +108,11 @@ impl Floor {
         let least = self.window().max(times(RESTORED_LAUNCH_NS, 1_000));
         self.used = self.used.clamp(0, least);
         self.owed = self.owed.clamp(-least, self.most().saturating_add(self.used));
+    }
+
+    /// When it is to be looked at again, if its client launches nothing meanwhile.
+    fn due_look_ns(&self) -> u64 {
+        self.looked_ns.saturating_add(self.again_ns)
     }
 
     fn look(&mut self, state: &ClientState, now_ns: u64) -> Due {
@@ -252,7 +262,18 @@ impl Floors {
     /// which may launch nothing else meanwhile.
     pub(crate) fn wake(&mut self, now_ns: u64, client: ClientId, token: u64) {
         let Ok(at) = self.find(client) else { return };
+        self.all[at].is_watched = true;
         let ns = self.all[at].again_ns;
+        self.wake_in(now_ns, ns, token);
+    }
+
+    fn watch(&mut self, client: ClientId, is_watched: bool) {
+        if let Ok(at) = self.find(client) {
+            self.all[at].is_watched = is_watched;
+        }
+    }
+
+    fn wake_in(&mut self, now_ns: u64, ns: u64, token: u64) {
         let at_ns = now_ns.saturating_add(ns);
         if self.timer_ns <= now_ns || at_ns < self.timer_ns {
             self.timer_ns = at_ns;
@@ -270,16 +291,24 @@ impl Floors {
     /// The timer of [`Floors::wake`] fired: who of those that have work on the GPU is due?
     pub(crate) fn fired(&mut self, now_ns: u64, token: u64) {
         self.timer_ns = 0;
-        if self.all.is_empty() {
-            return;
-        }
-        let clients = host::clients();
-        self.forget_others(&clients);
-        for state in clients {
-            if self.has(state.id) && self.look(&state, now_ns).is_some() && state.in_flight > 0 {
-                self.wake(now_ns, state.id, token);
+        // A call may cost only so much.
+        for _ in 0..LOOKS_MAX {
+            let watched = self.all.iter().filter(|floor| floor.is_watched);
+            let Some(floor) = watched.min_by_key(|floor| floor.due_look_ns()) else { return };
+            let (id, due_look_ns) = (floor.id, floor.due_look_ns());
+            if due_look_ns > now_ns {
+                self.wake_in(now_ns, (due_look_ns - now_ns).max(LOOK_NS), token);
+                return;
+            }
+            match host::client(id) {
+                Some(state) => {
+                    self.look(&state, now_ns);
+                    self.watch(id, state.in_flight > 0);
+                }
+                None => self.left(id),
             }
         }
+        self.wake_in(now_ns, LOOK_NS, token);
     }
 
     /// A line for the timer and one for each floor, all of them numbers; nothing if there is none.
@@ -304,6 +333,7 @@ impl Floors {
                     floor.is_due.into(),
                     floor.in_flight.into(),
                     floor.again_ns,
+                    floor.is_watched.into(),
                 ],
             );
         }
@@ -324,6 +354,7 @@ impl Floors {
                 is_due,
                 in_flight,
                 again_ns,
+                is_watched,
             ] = numbers(line, FLOOR)?;
             let mut floor = Floor {
                 id: ClientId::try_from(id).ok()?,
@@ -336,6 +367,7 @@ impl Floors {
                 is_due: is_due > 0,
                 in_flight: in_flight > 0,
                 again_ns: again_ns.clamp(LOOK_NS, WINDOW_NS),
+                is_watched: is_watched > 0,
                 is_restored: true,
             };
             floor.bound();

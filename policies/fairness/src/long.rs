@@ -2,7 +2,7 @@
 //!
 //! A launch starts that is longer than its client's window, if its client has nothing else under way. Were those of
 //! several clients under way at once, high-priority work would wait for all of them. It counts as long in whichever
-//! form it runs.
+//! form it runs. What waited goes before the next one of the client for which it waited.
 //!
 //! Programs may wait for one another, also by way of another GPU: then a long launch does not end while another one is
 //! held for it, and the time is lost. If more than half of the time held was lost, nothing is held for some time.
@@ -25,14 +25,22 @@ const RESTORED_NS_MAX: u64 = 64 * JUDGED_NS;
 /// First word of the line that is saved.
 const LONG: &str = "long";
 
+/// The first launch that is held for the one under way.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    client: ClientId,
+    from_ns: u64,
+    /// What it was held for has ended, and the same client's next one waits for it until then.
+    next_until_ns: Option<u64>,
+}
+
 /// The long launch that may be under way.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LongLaunch {
     of: Option<ClientId>,
     /// By then it has ended, or takes far longer than predicted.
     until_ns: u64,
-    /// Since then another one is held for it.
-    held_from_ns: Option<u64>,
+    held: Option<Held>,
     /// Time that was held of late, and of that in vain.
     held_ns: u64,
     lost_ns: u64,
@@ -50,34 +58,44 @@ impl LongLaunch {
         window_ns: u64,
         goes_first: bool,
     ) -> Option<Decision> {
-        let now_ns = launch.now_ns;
+        let (now_ns, me) = (launch.now_ns, launch.client);
         let is_long = launch.predicted_ns != UNKNOWN && launch.predicted_ns > window_ns;
         if !is_long || now_ns < self.off_until_ns {
             return None;
         }
-        if let Some(other) = self.of.filter(|of| *of != launch.client) {
+        if let Some(other) = self.of.filter(|of| *of != me) {
             let has_ended = host::client(other).is_none_or(|one| one.in_flight_ns <= window_ns);
             if !goes_first && !has_ended && now_ns < self.until_ns {
-                self.held_from_ns.get_or_insert(now_ns);
+                self.held.get_or_insert(Held { client: me, from_ns: now_ns, next_until_ns: None });
                 return Some(Decision::HoldUntilCompletion(MOMENT_NS));
             }
             if !goes_first {
                 self.judge(now_ns, !has_ended);
             }
+        } else if let Some(held) =
+            self.held.as_mut().filter(|held| !goes_first && held.client != me)
+        {
+            if launch.in_flight_ns > window_ns {
+                // Of its own, which may not end, another one is waited for already.
+                return None;
+            }
+            // The other one goes next, but is not waited for if it does not come at once.
+            let until_ns = *held.next_until_ns.get_or_insert(now_ns.saturating_add(MOMENT_NS));
+            if now_ns < until_ns {
+                return Some(Decision::HoldUntilCompletion(until_ns - now_ns));
+            }
+            self.judge(now_ns, false);
         }
         let lasts_ns = launch.in_flight_ns.saturating_add(launch.predicted_ns);
-        self.of = Some(launch.client);
-        if !goes_first {
-            self.held_from_ns = None;
-        }
+        self.of = Some(me);
         self.until_ns = now_ns.saturating_add(lasts_ns.saturating_mul(TIMES));
         None
     }
 
     /// A launch is held no longer.
     fn judge(&mut self, now_ns: u64, is_in_vain: bool) {
-        let Some(from_ns) = self.held_from_ns else { return };
-        let ns = now_ns.saturating_sub(from_ns);
+        let Some(held) = self.held.take() else { return };
+        let ns = now_ns.saturating_sub(held.from_ns);
         self.held_ns = self.held_ns.saturating_add(ns);
         if is_in_vain {
             self.lost_ns = self.lost_ns.saturating_add(ns);
@@ -100,7 +118,9 @@ impl LongLaunch {
             let numbers = [
                 of.into(),
                 self.until_ns,
-                self.held_from_ns.unwrap_or(u64::MAX),
+                self.held.map_or(u64::MAX, |held| held.client.into()),
+                self.held.map_or(0, |held| held.from_ns),
+                self.held.and_then(|held| held.next_until_ns).unwrap_or(u64::MAX),
                 self.held_ns,
                 self.lost_ns,
                 self.in_vain.into(),
@@ -115,12 +135,15 @@ impl LongLaunch {
     /// From such a line, among others. Any policy may have written it: [`Self::bound`].
     pub(crate) fn read(lines: &str) -> Self {
         let read = |line| {
-            let [of, until_ns, held_from, held_ns, lost_ns, in_vain, off_until_ns, off_times] =
+            let [of, until_ns, held, from_ns, next_until_ns, numbers @ ..]: [u64; 10] =
                 numbers(line, LONG)?;
+            let [held_ns, lost_ns, in_vain, off_until_ns, off_times] = numbers;
+            let next_until_ns = Some(next_until_ns).filter(|ns| *ns != u64::MAX);
+            let was_held = |client| Held { client, from_ns, next_until_ns };
             Some(LongLaunch {
                 of: Some(ClientId::try_from(of).ok()?),
                 until_ns,
-                held_from_ns: Some(held_from).filter(|from| *from != u64::MAX),
+                held: ClientId::try_from(held).ok().map(was_held),
                 held_ns: held_ns.min(RESTORED_NS_MAX),
                 lost_ns: lost_ns.min(RESTORED_NS_MAX),
                 in_vain: in_vain.min(IN_VAIN.into()) as u32,
@@ -137,6 +160,9 @@ impl LongLaunch {
         let least_ns = |ns: u64, after_ns| ns.min(now_ns.saturating_add(after_ns));
         self.until_ns = least_ns(self.until_ns, TIMES * LONGEST_NS_MAX);
         self.off_until_ns = least_ns(self.off_until_ns, OFF_NS << DOUBLINGS_MAX);
+        if let Some(Held { next_until_ns: Some(until_ns), .. }) = &mut self.held {
+            *until_ns = least_ns(*until_ns, MOMENT_NS);
+        }
         self
     }
 }

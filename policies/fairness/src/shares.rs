@@ -186,9 +186,7 @@ impl Shares {
         if self.time_sliced || launch.high_clients == 0 || !are_several {
             return None;
         }
-        let hold = self.long.hold(launch, self.window_ns, is_due)?;
-        self.rounds.keep_back(launch.client);
-        Some(hold)
+        self.long.hold(launch, self.window_ns, is_due)
     }
 
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not

@@ -224,7 +224,7 @@ fn a_floor_holds_whatever_was_saved_of_it() {
                 bench.state.charged_ns = hour;
                 bench.state.in_flight = in_flight as u32;
                 let line = format!(
-                    "floor {ID} 1000 {owed} {used} {charged_ns} {backlogged_ns} {looked_ns} {is_due} {in_flight} 1\n"
+                    "floor {ID} 1000 {owed} {used} {charged_ns} {backlogged_ns} {looked_ns} {is_due} {in_flight} 1 1\n"
                 );
                 bench.floors = Floors::read(&format!("floors {max}\n{line}"));
                 bench.due();

@@ -208,9 +208,19 @@ fn beside_high_priority_clients_one_long_launch_of_several_clients_is_under_way(
     assert!(waits(&mut shares, MS, 3 * MS, long));
     assert!(!waits(&mut shares, MS, 3 * MS, Launch { predicted_ns: MS, ..long }), "it is short");
     assert!(!waits(&mut shares, MS, 3 * MS, Launch { predicted_ns: UNKNOWN, ..long }));
-    assert_eq!(shares.hold_long(&mine, false), None, "its own are in order");
+    let under_way = Launch { now_ns: MS, in_flight_ns: 3 * MS, ..mine };
+    assert_eq!(shares.hold_long(&under_way, false), None, "its own are in order");
+    // What it was held for has ended: it goes next, if it comes at once.
+    let next = |ns| Launch { now_ns: 2 * MS + ns, ..mine };
+    let hold = |ns| Some(Decision::HoldUntilCompletion(ns));
+    assert_eq!(shares.hold_long(&next(0), false), hold(MS / 2));
+    assert_eq!(shares.hold_long(&next(MS / 4), false), hold(MS / 4));
+    assert_eq!(shares.hold_long(&next(MS / 2), false), None);
+    assert_eq!(shares.hold_long(&next(MS), false), None, "and is not waited for again");
+    assert!(waits(&mut shares, 4 * MS, 3 * MS, long));
+    assert_eq!(shares.hold_long(&next(3 * MS), false), hold(MS / 2));
     // It has ended, and this one is under way.
-    assert!(!waits(&mut shares, 2 * MS, MS, long));
+    assert!(!waits(&mut shares, 5 * MS, MS, long));
     set_clients(vec![ClientState { in_flight_ns: 3 * MS, ..client_state(OTHER, BestEffort) }]);
     assert!(shares.hold_long(&mine, false).is_some());
     // One that does not end keeps nobody for ever.
@@ -279,7 +289,7 @@ fn a_launch_that_is_due_by_its_floor_waits_for_nobody_and_others_wait_for_its_lo
     let held_from_ms = |shares: &Shares| {
         let saved = shares.saved();
         let line = saved.lines().find(|line| line.starts_with("long ")).unwrap();
-        line.split(' ').nth(3).unwrap().parse::<u64>().unwrap() / MS
+        line.split(' ').nth(4).unwrap().parse::<u64>().unwrap() / MS
     };
     assert_eq!(held_from_ms(&shares), 1);
 }

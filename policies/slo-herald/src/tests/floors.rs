@@ -4,14 +4,22 @@ use super::*;
 
 /// The training has a floor of a fifth, and was charged so much.
 fn with_floor(charged_ns: u64) {
-    let state = ClientState {
+    testing::set_clients(vec![floored(charged_ns)]);
+}
+
+/// Likewise, and it has a launch under way.
+fn had_and_works(charged_ns: u64) {
+    testing::set_clients(vec![ClientState { in_flight: 1, ..floored(charged_ns) }]);
+}
+
+fn floored(charged_ns: u64) -> ClientState {
+    ClientState {
         min_share_permille: 200,
         charged_ns,
         waiting_since_ns: 0,
         backlogged_since_ns: 0,
         ..testing::client_state(BATCH, PriorityClass::BestEffort)
-    };
-    testing::set_clients(vec![state]);
+    }
 }
 
 #[test]
@@ -53,14 +61,15 @@ fn what_is_due_by_its_floor_does_not_yield() {
     b.begin();
     let yields = |yielded| Call::SetYield { client: BATCH, yielded };
     assert!(calls().contains(&yields(true)));
-    b.policy.fired(11 * MS, FLOORS);
+    had_and_works(0);
+    b.policy.fired(12 * MS, FLOORS);
     let told = calls();
     assert!(told.contains(&yields(false)), "{told:?}");
     let goes_on = Call::SetAutoYield { client: BATCH, enabled: false, idle_ns: 0 };
     assert!(told.contains(&goes_on), "{told:?}");
     // It had its share.
-    with_floor(50 * MS);
-    b.policy.fired(12 * MS, FLOORS);
+    had_and_works(50 * MS);
+    b.policy.fired(20 * MS, FLOORS);
     let told = calls();
     assert!(told.contains(&yields(true)), "{told:?}");
 }
