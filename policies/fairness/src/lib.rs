@@ -333,7 +333,7 @@ impl Rounds {
         if !self.known.is_empty() {
             // They are gone.
             self.known.clear();
-            self.divide();
+            self.fill();
         }
         let now_ns = launch.now_ns;
         // One by one: there may be hundreds of other clients.

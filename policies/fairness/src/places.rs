@@ -4,16 +4,26 @@ use crate::member::Member;
 use crate::{IDLE_LOOK_NS, MEMBERS_MAX, Rounds};
 use tally_sdk::{ClientId, Decision, Launch};
 
+/// Places that are given up at once. A call may cost only so much.
+const SWAPS_MAX: usize = MEMBERS_MAX / 2;
+
 impl Rounds {
-    /// Those that have been there for longest take part.
+    /// Those that have been there for longest take part. Who had a place before a reload has it again.
     pub(crate) fn fill(&mut self) {
-        let room = MEMBERS_MAX - self.members.len();
-        for other in self.others.drain(..room.min(self.others.len())) {
-            self.places += 1;
-            let known = self.known.iter().position(|known| known.id == other.id);
+        let mut at = 0;
+        while self.members.len() < MEMBERS_MAX
+            && let Some(id) = self.others.get(at).map(|other| other.id)
+        {
+            let known = self.known.iter().position(|known| known.id == id);
+            if known.is_none() && self.members.len() + self.known.len() >= MEMBERS_MAX {
+                at += 1;
+                continue;
+            }
+            let other = self.others.remove(at);
             let known = known.map(|at| self.known.swap_remove(at));
-            let (weight, place) = (other.weight, self.places);
-            self.members.push(Member { weight, place, ..known.unwrap_or(other) });
+            self.places += u64::from(known.is_none());
+            let newcomer = Member { place: self.places, ..other };
+            self.members.push(Member { weight: other.weight, ..known.unwrap_or(newcomer) });
         }
         self.members.sort_by_key(|member| member.id);
         self.divide();
@@ -26,37 +36,49 @@ impl Rounds {
             return;
         }
         self.idle_look_ns = now_ns.saturating_add(IDLE_LOOK_NS);
-        let found = self.others.binary_search_by_key(&launch.client, |other| other.id);
-        let Ok(at) = found else { return };
+        if self.others.binary_search_by_key(&launch.client, |other| other.id).is_err() {
+            return;
+        }
         self.look(launch);
         let idles = self.members.iter().filter(|member| member.idles(now_ns));
         let longest = idles.min_by_key(|member| member.active_ns);
         let Some(id) = longest.map(|member| member.id) else { return };
-        self.swap(id, at);
+        self.swap(&[(id, launch.client)]);
     }
 
-    /// A member gives its place to one of the others.
-    fn swap(&mut self, member: ClientId, at: usize) {
-        let Some(of) = self.members.iter().position(|one| one.id == member) else { return };
-        self.places += 1;
-        let other = Member { place: self.places, ..self.others.remove(at) };
-        let old = std::mem::replace(&mut self.members[of], other);
-        let at = self.others.partition_point(|other| other.id < old.id);
-        self.others.insert(at, Member { weight: old.weight, ..Member::none(old.id) });
-        self.owner = self.owner.filter(|owner| *owner != old.id);
+    /// Members give their places to others.
+    fn swap(&mut self, pairs: &[(ClientId, ClientId)]) {
+        for (old, new) in pairs {
+            let of = self.members.iter().position(|one| one.id == *old);
+            let at = self.others.iter().position(|other| other.id == *new);
+            let (Some(of), Some(at)) = (of, at) else { continue };
+            self.places += 1;
+            let mine = &mut self.members[of];
+            let gone = Member { weight: mine.weight, ..Member::none(mine.id) };
+            let other = std::mem::replace(&mut self.others[at], gone);
+            *mine = Member { place: self.places, ..other };
+            self.owner = self.owner.filter(|owner| owner != old);
+        }
         self.members.sort_by_key(|member| member.id);
+        self.others.sort_by_key(|other| other.id);
         self.divide();
     }
 
-    /// After a round in which one launched at a time, who has had its place for longest gives it to who waits for one
-    /// for longest.
+    /// After a round in which one launched at a time, those that have had their places for longest give them to those
+    /// that wait for one, for longest first.
     pub(crate) fn rotate(&mut self) {
-        let waiting = self.others.iter().enumerate().filter(|(_, other)| other.waits);
-        let longest = waiting.min_by_key(|(_, other)| other.active_ns).map(|(at, _)| at);
-        let oldest = self.members.iter().min_by_key(|member| member.place).map(|one| one.id);
-        if let (Some(at), Some(oldest)) = (longest, oldest) {
-            self.swap(oldest, at);
+        let mut waiting: Vec<_> =
+            self.others.iter().filter(|other| other.waits).map(|o| (o.active_ns, o.id)).collect();
+        if waiting.is_empty() {
+            return;
         }
+        let mut oldest: Vec<_> = self.members.iter().map(|one| (one.place, one.id)).collect();
+        waiting.sort_unstable();
+        oldest.sort_unstable();
+        // The rest launches in the next round, too: who waits is to have what this round had.
+        let pairs = oldest.iter().zip(&waiting).take(SWAPS_MAX);
+        let pairs: Vec<_> = pairs.map(|((_, old), (_, new))| (*old, *new)).collect();
+        self.swap(&pairs);
     }
 
     /// For what a client without a place waits: where one launches at a time, until it has one, or nobody else works.

@@ -9,13 +9,15 @@ const ROUND: &str = "round";
 const MEMBER: &str = "member";
 /// Most lines are shorter.
 const LINE_BYTES: usize = 128;
+/// More places are never given in the time of a core.
+const PLACES_MAX: u64 = u64::MAX / 2;
 /// Digits of the largest number.
 const DIGITS_MAX: usize = 20;
 
 /// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SavedRounds {
-    round: Option<[u64; 15]>,
+    round: Option<[u64; 16]>,
     members: Vec<Member>,
 }
 
@@ -51,6 +53,7 @@ impl Rounds {
             self.idle_look_ns,
             self.leases,
             self.is_round_over.into(),
+            self.places,
         ];
         let mut lines = String::with_capacity(LINE_BYTES * (1 + self.members.len()));
         put_line(&mut lines, ROUND, round);
@@ -67,7 +70,7 @@ impl Rounds {
         let Some(round) = saved.round else { return self };
         let [turn_ns, one_at_a_time, owner, left, drain, round @ ..] = round;
         let [patience, is_patient, seen, long_turn, active, ahead, round @ ..] = round;
-        let [asked_until, idle_look, leases, is_round_over] = round;
+        let [asked_until, idle_look, leases, is_round_over, places] = round;
         if (turn_ns, one_at_a_time) != (self.turn_ns, u64::from(self.one_at_a_time)) {
             return self;
         }
@@ -83,6 +86,7 @@ impl Rounds {
         self.idle_look_ns = least_ns(idle_look, super::IDLE_LOOK_NS);
         self.active = active.min(super::MEMBERS_MAX as u64) as usize;
         (self.ahead_ns, self.leases, self.is_round_over) = (ahead, leases, is_round_over > 0);
+        self.places = places.min(PLACES_MAX);
         self.known = saved.members;
         self.known.iter_mut().for_each(|member| member.active_ns = member.active_ns.min(now_ns));
         self
@@ -109,14 +113,17 @@ impl Member {
                 self.longest_ns,
                 self.stalled_ns,
                 used.assumed_ns,
+                self.is_kept_back.into(),
+                self.place,
             ],
         )
     }
 
     fn read(line: &str) -> Option<Self> {
-        let [id, credit, lost, is_used, charged, pending, numbers @ ..]: [u64; 13] =
+        let [id, credit, lost, is_used, charged, pending, numbers @ ..]: [u64; 15] =
             numbers(line, MEMBER)?;
-        let [waits, in_flight, active, returns, longest, stalled, assumed] = numbers;
+        let [waits, in_flight, active, returns, longest, stalled, numbers @ ..] = numbers;
+        let [assumed, is_kept_back, place] = numbers;
         Some(Member {
             credit_ns: credit.cast_signed(),
             lost_ns: lost.cast_signed(),
@@ -126,6 +133,8 @@ impl Member {
                 assumed_ns: assumed,
             }),
             waits: waits > 0,
+            is_kept_back: is_kept_back > 0,
+            place: place.min(PLACES_MAX),
             in_flight: in_flight > 0,
             active_ns: active,
             returns_soon: returns > 0,

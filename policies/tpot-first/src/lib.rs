@@ -39,6 +39,7 @@ mod widths;
 use select::Place;
 use service::{Busy, Service};
 use settings::Settings;
+use std::collections::BTreeMap;
 use tally_fairness::{ClientWidth, Due, Shares, Yields};
 use tally_forms::Forms;
 use tally_sdk::host::{self, Gauge};
@@ -107,6 +108,8 @@ pub struct TpotFirst {
     yields: Yields,
     /// The latest of them: its kernel and its form.
     yielding: Option<(KernelId, Decision)>,
+    /// When a client's launch last went because it had waited for too long.
+    overdue_ns: BTreeMap<ClientId, u64>,
     turnaround_ns: u64,
     /// When the step is predicted for which SMs are taken back.
     next_ns: u64,
@@ -137,6 +140,7 @@ impl Policy for TpotFirst {
             client_width: ClientWidth::default(),
             yields: Yields::default(),
             yielding: None,
+            overdue_ns: BTreeMap::new(),
             turnaround_ns: settings.turnaround_ns,
             next_ns: 0,
             high_is_active: false,
@@ -250,7 +254,10 @@ impl TpotFirst {
             Place::Width(_) => (ON_WIDTH, Reason::Width),
             Place::Slack(_) => (IN_STEPS, Reason::Slack),
             Place::Yielding(_) => (IN_STEPS, Reason::Yielding),
-            Place::Overdue => (OVERDUE, Reason::Overdue),
+            Place::Overdue => {
+                self.overdue_ns.insert(launch.client, now_ns);
+                (OVERDUE, Reason::Overdue)
+            }
         };
         self.counters.add(counter, 1);
         decision.because(reason)
@@ -456,6 +463,7 @@ impl Membership for TpotFirst {
         }
         self.services.retain(|service| service.client != client);
         self.shares.left(client);
+        self.overdue_ns.remove(&client);
         self.changed();
         if !self.is_in_step(now_ns) {
             self.set_yield(now_ns, false);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! select(launch):
-//!     if it waited for wait_ms_max:                      run on the least width, or so that it can yield, or whole
+//!     if it, and its client, waited for wait_ms_max:     run on the least width, or so that it can yield, or whole
 //!     if a service is served strictly and has a unit open, or had one just now:              hold
 //!         likewise if no unit is open, and high-priority work is active
 //!     if each service bears all SMs:                     run on all SMs, with a lease
@@ -77,10 +77,10 @@ struct Leave {
 impl TpotFirst {
     /// Where a launch may run now, or for how long it waits.
     pub(crate) fn select(&mut self, launch: &Launch) -> Result<Place, Answer> {
-        if launch.waited_ns >= self.settings.wait_ns_max {
+        let now_ns = launch.now_ns;
+        if self.is_overdue(launch) {
             return Ok(Place::Overdue);
         }
-        let now_ns = launch.now_ns;
         // A unit may stay open for as long as its program likes.
         let idle_ns = if launch.high_active() { 0 } else { launch.high_idle_ns };
         let wait_ns = GAP_NS.saturating_sub(idle_ns);
@@ -135,6 +135,13 @@ impl TpotFirst {
             return Err(Decision::Hold(rest_ns).because(Reason::NextStep));
         }
         Err(Decision::Hold(hold_ns).because(Reason::NoSlack))
+    }
+
+    /// It has waited for too long, and so has its client: a program that runs ahead has many launches that waited.
+    fn is_overdue(&self, launch: &Launch) -> bool {
+        let last_ns = self.overdue_ns.get(&launch.client);
+        let since_ns = last_ns.map_or(u64::MAX, |last_ns| launch.now_ns.saturating_sub(*last_ns));
+        launch.waited_ns.min(since_ns) >= self.settings.wait_ns_max
     }
 
     /// What services leave to a launch; `None`: everything.

@@ -314,6 +314,12 @@ fn work_without_units_of_a_service_that_is_served_strictly_is_waited_for() {
     assert_eq!(b.decide(&b.limitable(MS)), RUNS);
     let late = Launch { waited_ns: 1_000 * MS, ..busy };
     assert_eq!(b.decide(&late), Decision::SmLimited(8));
+    // It ran ahead, so that those behind it have waited as long.
+    let next = |b: &Bench| Launch { now_ns: b.now_ns, ..late };
+    b.now_ns += 999 * MS;
+    assert_eq!(b.decide(&next(&b)), HELD);
+    b.now_ns += MS;
+    assert_eq!(b.decide(&next(&b)), Decision::SmLimited(8));
 }
 
 #[test]
@@ -400,7 +406,7 @@ fn a_service_that_lies_of_its_units_changes_nothing_for_others() {
         b.begin_of(OTHER, TPOT);
         let long = Launch { waited_ns: 1_000 * MS, ..b.limitable(50 * MS) };
         assert_eq!(b.decide(&long), Decision::SmLimited(8));
-        let whole = Launch { offered: FormsOffered::empty(), ..long };
+        let whole = Launch { offered: FormsOffered::empty(), client: TRAINING + 1, ..long };
         assert_eq!(b.decide(&whole), RUNS);
         // Without work on the GPU it holds nothing back.
         let idle = |high_idle_ns| {

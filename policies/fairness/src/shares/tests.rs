@@ -4,7 +4,7 @@ use tally_sdk::PriorityClass::{BestEffort, High};
 use tally_sdk::testing::{
     Call, calls, client, client_state, launch, set_clients, set_sharing_mode,
 };
-use tally_sdk::{ClientState, LaunchState, UNKNOWN};
+use tally_sdk::{ClientState, LaunchState, NEVER, UNKNOWN};
 
 const MS: u64 = 1_000_000;
 const TIMER: u64 = 9;
@@ -141,6 +141,55 @@ fn who_has_work_the_long_launch_and_leases_outlive_a_reload() {
     calls();
     new.joined(2 * MS, &client(7, High), |_| unreachable!());
     assert_eq!(calls(), [FLOORED, OTHER].map(Call::RevokeLease));
+}
+
+#[test]
+fn who_has_a_place_has_it_again_after_a_reload() {
+    let clients = 66;
+    for mode in [SharingMode::TimeSliced, SharingMode::Concurrent] {
+        set_sharing_mode(mode);
+        let joined = |mut shares: Shares, now_ns| {
+            let mut join = |id| shares.joined(now_ns, &client(id, BestEffort), |_| 20 * MS);
+            (1..=clients).for_each(&mut join);
+            shares
+        };
+        let mut old = joined(Shares::with_timer(TIMER), 0);
+        // All idle for a second but the last two, which have places from then on.
+        let works = |id| id > clients - 2;
+        for now_ns in (2_000 * MS..6_000 * MS).step_by(10_000_000) {
+            let waiting_since_ns = |id| if works(id) { now_ns } else { NEVER };
+            let state = |id| ClientState {
+                waiting_since_ns: waiting_since_ns(id),
+                charged_ns: if works(id) { now_ns / 2 } else { 0 },
+                ..client_state(id, BestEffort)
+            };
+            set_clients((1..=clients).map(state).collect());
+            for client in [clients - 1, clients] {
+                let _ = old.rounds.hold(&Launch { client, now_ns, predicted_ns: MS, ..launch() });
+            }
+        }
+        let mut new = Shares::with_timer(TIMER);
+        new.restore(&old.saved());
+        let new = joined(new, 6_000 * MS);
+        assert!(old.saved().contains(&format!("member {clients} ")), "{mode:?}");
+        assert_eq!(new.saved(), old.saved(), "{mode:?}");
+    }
+}
+
+#[test]
+fn who_is_kept_back_still_is_after_a_reload() {
+    let mut old = two();
+    let at = |now_ns, charged_ns| {
+        let waits = |id| ClientState { waiting_since_ns: 1, ..client_state(id, BestEffort) };
+        set_clients(vec![ClientState { charged_ns, ..waits(FLOORED) }, waits(OTHER)]);
+        Launch { client: FLOORED, now_ns, predicted_ns: MS, ..launch() }
+    };
+    let _ = old.rounds.hold(&at(1_000 * MS, 0));
+    let _ = old.rounds.hold(&at(1_030 * MS, 30 * MS));
+    old.rounds.keep_back(OTHER);
+    let mut new = restored(&old.saved(), 1_031 * MS);
+    let asked = at(1_032 * MS, 31 * MS);
+    assert_eq!((old.rounds.hold(&asked), new.rounds.hold(&asked)), (None, None));
 }
 
 #[test]

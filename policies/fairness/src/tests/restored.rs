@@ -11,7 +11,7 @@ const RELOAD: u64 = 2 * USED;
 /// else it says is the most that a number can be.
 fn round(turn: u64, owner: u64, left: u64, seen: u64) -> String {
     let max = u64::MAX;
-    let more = format!("{max} {max} {max} {max} {max} 1");
+    let more = format!("{max} {max} {max} {max} {max} 1 {max}");
     format!("round {TURN} {turn} {owner} {left} {left} {left} 1 {seen} {max} {more}\n")
 }
 
@@ -20,7 +20,7 @@ fn member(id: usize, credit: i64, lost: i64, charged: u64, backlogged: u8, activ
     let (credit, lost) = (credit.cast_unsigned(), lost.cast_unsigned());
     let max = u64::MAX;
     format!(
-        "member {id} {credit} {lost} 1 {charged} 0 {backlogged} {backlogged} {active} 1 {max} {max} {max}\n"
+        "member {id} {credit} {lost} 1 {charged} 0 {backlogged} {backlogged} {active} 1 {max} {max} {max} 1 {max}\n"
     )
 }
 
