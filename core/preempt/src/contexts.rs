@@ -2,10 +2,12 @@
 
 use crate::cuda::{Ptr, SUCCESS, driver};
 use crate::host::host;
-use crate::lock::Locked;
+use crate::lock::{Held, Lock, Locked};
 use crate::places;
+use std::ffi::c_int;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
 
 /// Streams that the shim adds in any case: of the flag, and of rescues.
 const OWN_STREAMS: u32 = 2;
@@ -41,14 +43,37 @@ static PRIMARY: Locked<Vec<(usize, bool)>> = Locked::new(Vec::new());
 /// Most contexts that [`PRIMARY`] remembers.
 const PRIMARY_MAX: usize = 64;
 
-/// Whether a context, current to the calling thread, is its device's primary one. The driver has green contexts of that
+/// Turns of those that take or give up references to the primary context of a device: who gives up the last one looks
+/// whether the context is gone, which another thread may make anew.
+static TURNS: [Lock; 16] = [const { Lock::new() }; 16];
+/// Nobody waits longer for its turn: a last release waits for what runs, which may wait for the program.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
+fn turn_of(device: c_int) -> &'static Lock {
+    &TURNS[device.unsigned_abs() as usize % TURNS.len()]
+}
+
+/// The program takes or gives up a reference to the device's primary context from now on, until this is dropped.
+pub fn primary_turn(device: c_int) -> Option<Held<'static>> {
+    turn_of(device).lock_within(TURN_MAX)
+}
+
+/// Whether a context is its device's primary one. False also if it is not current to the calling thread, or its device
+/// is not known just now. The driver has green contexts of that
 /// one only, and keeps it for as long as there are any.
 pub(crate) fn is_primary(context: usize) -> bool {
     let find = |all: &mut Vec<(usize, bool)>| all.iter().find(|(of, _)| *of == context).copied();
     if let Some((_, is_primary)) = PRIMARY.with(find) {
         return is_primary;
     }
-    let is_primary = primary_of_current() == context;
+    if driver().current_context() != context {
+        return false;
+    }
+    let primary = primary_of_current();
+    if primary == 0 {
+        return false;
+    }
+    let is_primary = primary == context;
     PRIMARY.with(|all| {
         if all.len() == PRIMARY_MAX {
             all.clear();
@@ -65,10 +90,15 @@ fn primary_of_current() -> usize {
     let (Some(retain), Some(release)) = (d.primary_retain, d.primary_release) else { return 0 };
     let (mut device, mut flags, mut active) = (0, 0, 0);
     let mut context: Ptr = std::ptr::null_mut();
+    // SAFETY: a valid out-pointer.
+    if unsafe { device_of(&mut device) } != SUCCESS {
+        return 0;
+    }
+    // A reference of ours would hide the program's last release. Who releases may wait for this thread.
+    let Some(_turn) = turn_of(device).try_lock() else { return 0 };
     // SAFETY: valid out-pointers; retained and released in turn.
     unsafe {
-        if device_of(&mut device) != SUCCESS
-            || state(device, &mut flags, &mut active) != SUCCESS
+        if state(device, &mut flags, &mut active) != SUCCESS
             || active == 0
             || retain(&mut context, device) != SUCCESS
         {
@@ -102,6 +132,7 @@ pub(crate) fn has_queues_for(context: usize, more: u32) -> bool {
 pub(crate) fn reset() {
     CLOSING.reset(Vec::new());
     PRIMARY.reset(Vec::new());
+    TURNS.iter().for_each(Lock::reset);
     SM_LIMITED.store(0, std::sync::atomic::Ordering::SeqCst);
     places::forget();
 }

@@ -11,7 +11,7 @@
 //! Without a core, with a stuck one, and when the program exits, nobody yields.
 
 use crate::contexts::is_closing;
-use crate::cuda::{BatchOp, NOT_SUPPORTED, Ptr, SUCCESS, driver};
+use crate::cuda::{BatchOp, NOT_SUPPORTED, OUT_OF_MEMORY, Ptr, SUCCESS, driver};
 use crate::gate::{
     ALIVE, ASLEEP, AWAKE, CONTEXT, FLAG_LINES, FLAG_STREAM, FOR_GOOD, HOLDS, NAPS, OPENING, PAGE,
     SLEEPS, context, flags,
@@ -25,6 +25,7 @@ use std::time::Duration;
 use tally_ipc::ClientRegion;
 use tally_ipc::layout::Gates;
 use tally_ipc::wait::{self, CORE_STUCK_NS, now_ns};
+use tally_rewriter::TransformRefusal;
 use tally_rewriter::control::{FLAG_RAISED, FLAG_STRIDE_BYTES};
 
 /// The gate opens at the latest so long after it was told to.
@@ -42,17 +43,23 @@ static RAISES: AtomicU32 = AtomicU32::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Make what yielding needs in the calling thread's context, which is idle. By the worker only.
-pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
+pub fn set_up(client: &'static ClientRegion, context: usize) -> Result<(), TransformRefusal> {
+    const REFUSED: TransformRefusal = TransformRefusal::DriverRefused;
     let _held = SETUP.lock();
     match CONTEXT.load(Acquire) {
         0 => {}
-        mine => return mine == context,
+        mine if mine == context => return Ok(()),
+        _ => return Err(REFUSED),
     }
     match driver().relaxed(|| gate::make(client)) {
         Ok(()) => {}
         Err(error) => {
             log!("kernels are not transformed: CUDA error {error}");
-            return false;
+            return Err(if error == OUT_OF_MEMORY {
+                TransformRefusal::OutOfMemory
+            } else {
+                REFUSED
+            });
         }
     }
     let spawn = |name, run| host().spawn(name, false, run);
@@ -60,12 +67,12 @@ pub fn set_up(client: &'static ClientRegion, context: usize) -> bool {
     // Under the lock.
     if !RUNNING.load(SeqCst) {
         if !both() {
-            return false;
+            return Err(REFUSED);
         }
         RUNNING.store(true, SeqCst);
     }
     CONTEXT.store(context, Release);
-    true
+    Ok(())
 }
 
 /// When the core asked to yield, if it does now.

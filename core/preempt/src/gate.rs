@@ -71,7 +71,7 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
     let words = 2 * FLAG_LINES * FLAG_STRIDE_BYTES as usize / 4;
     let check = |r: i32| if r == SUCCESS { Ok(()) } else { Err(r) };
     // SAFETY: valid out-pointers, memory and streams of our own.
-    unsafe {
+    let mut make = || unsafe {
         d.stream_wait.ok_or(MISSING)?;
         check(d.stream_priorities.ok_or(MISSING)?(&mut low, &mut high))?;
         let create = d.stream_create.ok_or(MISSING)?;
@@ -80,7 +80,17 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
         check(d.mem_alloc.ok_or(MISSING)?(&mut flag, FLAG_ROOM_BYTES))?;
         flag += FLAG_ROOM_BYTES as u64 / 2;
         check(d.mem_set.ok_or(MISSING)?(flag, 0, words, flag_stream))?;
-        check(d.stream_synchronize.ok_or(MISSING)?(flag_stream))?;
+        check(d.stream_synchronize.ok_or(MISSING)?(flag_stream))
+    };
+    if let Err(error) = make() {
+        // It may be tried again for each kernel while the GPU's memory is full.
+        for stream in [flag_stream, rescue_stream] {
+            if let Some(destroy) = d.stream_destroy.filter(|_| !stream.is_null()) {
+                // SAFETY: a stream of our own, in which nothing runs.
+                unsafe { destroy(stream) };
+            }
+        }
+        return Err(error);
     }
     PAGE.store(address, Relaxed);
     FLAG.store(flag, Relaxed);

@@ -274,8 +274,7 @@ pub(crate) fn gate(context: usize) -> Result<(), Failed> {
     }
     match host::load(context, host::LOAD_PATIENCE, || flag::set_up(client, context)) {
         None => Err(Failed::Busy),
-        Some(true) => Ok(()),
-        Some(false) => Err(Failed::For(TransformRefusal::DriverRefused)),
+        Some(made) => made.map_err(Failed::For),
     }
 }
 

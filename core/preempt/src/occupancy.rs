@@ -108,6 +108,10 @@ fn known(key: Key, ask: impl FnOnce() -> Option<u64>) -> Option<u64> {
 /// Blocks of a function that an SM holds at once. `None`: the driver does not tell.
 pub fn resident(function: usize, block: [u32; 3], shared_bytes: u32) -> Option<u64> {
     let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n))?;
+    // A key without a function is of the GPU.
+    if function == 0 {
+        return None;
+    }
     let key = Key {
         function: function as u64,
         context: driver().current_context() as u64,

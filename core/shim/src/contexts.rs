@@ -1,7 +1,12 @@
 //! Bodies of the entry points that create, retain and destroy contexts.
 //!
-//! What the shim made in a context goes with it, and no thread of the shim's uses it meanwhile. None of
-//! its locks is held over the driver's call, which may wait for what runs in the context.
+//! What the shim made in a context goes with it, and no thread of the shim's uses it meanwhile. Of
+//! its locks those alone that count references are held over the driver's call, which may wait for what runs in the
+//! context.
+//!
+//! References are counted by one thread at a time: two that give up the last two at once would both take the other's for
+//! the last, and one that is taken just after the last was given up would look as if the context had stayed. A thread
+//! waits for that as long as for the driver, but no longer than some seconds.
 //!
 //! What is known of a context is taken away before the driver is called, and put back if the context is not
 //! destroyed after all: as soon as it is gone, another thread may have a new one with the same handle.
@@ -17,15 +22,22 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
+use std::time::Duration;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::graphs::{self, home};
-use tally_preempt::lock::Locked;
+use tally_preempt::lock::{Lock, Locked};
+use tally_preempt::primary_turn;
 
 /// The program's references to primary contexts, by device.
 static RETAINED: Locked<BTreeMap<c_int, u64>> = Locked::new(BTreeMap::new());
 
 /// References to contexts made by `cuCtxAttach`, beside the one that each begins with.
 static ATTACHED: Locked<BTreeMap<usize, u64>> = Locked::new(BTreeMap::new());
+
+/// Held by who attaches or detaches: of two that detach at once, one destroys the context.
+static ATTACHES: Lock = Lock::new();
+/// Nobody waits for it longer: the last one to detach waits for what runs in the context.
+const ATTACHES_MAX: Duration = Duration::from_secs(5);
 
 /// Destroy a context by calling the driver; `destroy` says whether it did.
 fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
@@ -98,6 +110,7 @@ pub unsafe fn attach(
     ctx: *mut Ptr,
     flags: c_uint,
 ) -> CuResult {
+    let _turn = ATTACHES.lock_within(ATTACHES_MAX);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(ctx, flags) };
     if result == SUCCESS && !ctx.is_null() {
@@ -117,6 +130,7 @@ pub unsafe fn detach(
     per_thread: bool,
     ctx: Ptr,
 ) -> CuResult {
+    let _turn = ATTACHES.lock_within(ATTACHES_MAX);
     let others = ATTACHED.with(|all| all.get(&(ctx as usize)).copied());
     if others.is_none() {
         // SAFETY: the caller's arguments.
@@ -169,6 +183,7 @@ pub unsafe fn primary_retain(
     ctx: *mut Ptr,
     device: c_int,
 ) -> CuResult {
+    let _turn = primary_turn(device);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(ctx, device) };
     if result == SUCCESS {
@@ -242,6 +257,7 @@ pub unsafe fn primary_reset(
         result = unsafe { real(device) };
         result == SUCCESS
     };
+    let _turn = primary_turn(device);
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
             give_up_green(context);
@@ -277,6 +293,7 @@ pub unsafe fn primary_release(
     device: c_int,
 ) -> CuResult {
     let mut result = SUCCESS;
+    let _turn = primary_turn(device);
     releasing(device, ending_primary(device), || {
         // SAFETY: the caller's arguments.
         result = unsafe { real(device) };
@@ -297,6 +314,7 @@ pub unsafe fn green_create(
     device: c_int,
     flags: c_uint,
 ) -> CuResult {
+    let _turn = primary_turn(device);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(green, description, device, flags) };
     if result == SUCCESS && !green.is_null() {
@@ -367,6 +385,7 @@ pub unsafe fn green_destroy(
         }
         None => call(),
     };
+    let _turn = primary_turn(known.device);
     let primary = ending_primary(known.device);
     releasing(known.device, primary, || match known.context {
         context if context != 0 && state::client().is_some() => destroying(context, end),
@@ -382,6 +401,7 @@ pub unsafe fn green_destroy(
 pub fn reset() {
     RETAINED.reset(BTreeMap::new());
     ATTACHED.reset(BTreeMap::new());
+    ATTACHES.reset();
 }
 
 #[cfg(test)]

@@ -163,6 +163,10 @@ fn alone_within<T>(
     [turn_max, leave_max]: [Duration; 2],
     issue: impl FnOnce() -> Option<T>,
 ) -> Option<T> {
+    // Whoever was lost may hold the lock.
+    if IS_LOST.load(SeqCst) {
+        return None;
+    }
     WAITING.fetch_add(counted, SeqCst);
     let held = ISSUER.lock_within(turn_max);
     WAITING.fetch_sub(counted, SeqCst);
@@ -511,6 +515,17 @@ mod tests {
     use super::*;
     use std::cell::Cell;
     use tally_preempt::host::LOAD_PATIENCE as PATIENCE;
+
+    #[test]
+    fn nobody_waits_for_a_lock_that_a_lost_thread_holds() {
+        std::mem::forget(ISSUER.lock());
+        close(ISSUES);
+        give_up();
+        let start = Instant::now();
+        assert_eq!(alone(|| Some(())), None);
+        assert_eq!(alone_outside(LOAD_MAX, || Some(())), None);
+        assert!(start.elapsed() < LOAD_MAX / 2, "{:?}", start.elapsed());
+    }
 
     #[test]
     fn launches_wait_for_a_load_until_it_is_put_off() {

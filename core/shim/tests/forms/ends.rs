@@ -1,9 +1,10 @@
 //! Contexts that end by other calls than `cuCtxDestroy`. The software device ends a program that uses what is gone.
 
 use crate::common::eventually;
-use crate::program::{Cells, Device, Ptr, ask, hear, ok, say};
+use crate::program::{Cells, Cuda, Device, Ptr, ask, hear, ok, say};
 use crate::{both_under, welcome};
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use tally_ipc::wire::{RewriteSettings, SharingMode, Welcome};
 
@@ -300,5 +301,110 @@ fn a_primary_context_ends_however_often_green_ones_were_to_be_made() {
             device.context = first;
         },
         |core| core.ends(0),
+    );
+}
+
+/// Runs both at once, on a thread each, in which `context` is current.
+fn at_once(cuda: Cuda, context: Ptr, works: [&(dyn Fn() + Sync); 2]) {
+    let context = context as usize;
+    // A thread that sleeps would come too late.
+    let ready = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for work in works {
+            scope.spawn(|| {
+                // SAFETY: a context of ours, or none.
+                ok(unsafe { (cuda.cuCtxSetCurrent)(context as Ptr) });
+                ready.fetch_add(1, SeqCst);
+                while ready.load(SeqCst) < 2 {
+                    std::hint::spin_loop();
+                }
+                work();
+            });
+        }
+    });
+}
+
+/// In a context that is made anew `rounds` times and ends by `end`, what it had is gone.
+fn goes_on_in_each(
+    device: &mut Device,
+    rounds: u32,
+    make: impl Fn(&mut Device),
+    end: impl Fn(&Device),
+) {
+    let first = device.context;
+    for _ in 0..rounds {
+        make(device);
+        goes_on(device);
+        set_current(device, null_mut());
+        end(device);
+    }
+    device.context = first;
+    set_current(device, first);
+    device.reload();
+    goes_on(device);
+}
+
+fn retain(cuda: Cuda) {
+    let mut context = null_mut();
+    // SAFETY: a valid out-pointer.
+    ok(unsafe { (cuda.cuDevicePrimaryCtxRetain)(&mut context, 0) });
+}
+
+fn release(cuda: Cuda) {
+    // SAFETY: a reference of ours is given up.
+    ok(unsafe { (cuda.cuDevicePrimaryCtxRelease_v2)(0) });
+}
+
+#[test]
+fn threads_that_give_up_the_last_references_at_once_end_the_context() {
+    both_under(
+        threads_that_give_up_the_last_references_at_once_end_the_context,
+        &[STRICT],
+        &welcome(),
+        |device| {
+            let make = |device: &mut Device| {
+                device.primary_context();
+                retain(device.cuda);
+            };
+            goes_on_in_each(device, 300, make, |device| {
+                let cuda = device.cuda;
+                at_once(cuda, null_mut(), [&|| release(cuda), &|| release(cuda)]);
+                assert!(!is_primary_active(device));
+            });
+            // One that is taken as soon as the last was given up is of a new context.
+            goes_on_in_each(device, 300, Device::primary_context, |device| {
+                let cuda = device.cuda;
+                at_once(cuda, null_mut(), [&|| release(cuda), &|| retain(cuda)]);
+            });
+            say("done");
+            hear();
+        },
+        all_is_reported,
+    );
+}
+
+#[test]
+fn threads_that_detach_at_once_end_the_context() {
+    both_under(
+        threads_that_detach_at_once_end_the_context,
+        &[STRICT],
+        &welcome(),
+        |device| {
+            let make = |device: &mut Device| {
+                device.new_context();
+                let mut same = null_mut();
+                // SAFETY: a valid out-pointer.
+                ok(unsafe { (device.cuda.cuCtxAttach)(&mut same, 0) });
+            };
+            goes_on_in_each(device, 300, make, |device| {
+                let (cuda, context) = (device.cuda, device.context as usize);
+                // SAFETY: a reference of ours is given up.
+                let detach = || ok(unsafe { (cuda.cuCtxDetach)(context as Ptr) });
+                at_once(cuda, device.context, [&detach, &detach]);
+            });
+            say("done");
+            hear();
+        },
+        all_is_reported,
     );
 }

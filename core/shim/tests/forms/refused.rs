@@ -27,6 +27,13 @@ const GLOBALS: &str = r"
 }
 ";
 
+const PLAIN: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry alone() { ret; }
+";
+
 /// Names that say what the kernels do.
 const NAMED: &str = r"
 .version 7.0
@@ -82,6 +89,56 @@ fn kernels_are_refused_for_the_right_reasons() {
             core.ends(0);
             assert_eq!(core.counters().refused_kernels.load(SeqCst), 4);
             assert_eq!(core.counters().transformed_kernels.load(SeqCst), 0);
+        },
+    );
+}
+
+/// What forms need is made with the first one, and for each later one if it cannot be made then.
+#[test]
+fn where_memory_is_full_kernels_run_whole_and_once_it_is_free_others_are_transformed() {
+    both(
+        where_memory_is_full_kernels_run_whole_and_once_it_is_free_others_are_transformed,
+        &welcome(),
+        |device| {
+            let alone = device.load(PLAIN);
+            let cells = device.cells(2);
+            let (alloc, free) = (device.cuda.cuMemAlloc_v2, device.cuda.cuMemFree_v2);
+            let (mut all, mut bytes) = (Vec::new(), 1 << 28);
+            while bytes >= 1 << 12 {
+                let mut address = 0;
+                // SAFETY: a valid out-pointer.
+                match unsafe { alloc(&mut address, bytes) } {
+                    0 => all.push(address),
+                    _ => bytes /= 2,
+                }
+            }
+            let f = device.function_of(alone, "alone");
+            while ask("full") == "again" {
+                ok(device.launch(f, [4, 1, 1], 1, null_mut(), &[]));
+                device.sync(null_mut());
+            }
+            // SAFETY: memory of ours.
+            all.into_iter().for_each(|address| ok(unsafe { free(address) }));
+            device.warm_up_with(|| device.step(&cells, [2, 1, 1], null_mut(), 1, 0));
+        },
+        |core| {
+            core.policy(|request, _| match request.flags & CAN_PREPARE {
+                0 => Answer::Whole,
+                _ => Answer::Preemptible(0),
+            });
+            let mut launches = 0;
+            loop {
+                core.expect("full");
+                if core.is_refused("alone", TransformRefusal::OutOfMemory) {
+                    break;
+                }
+                assert!(launches < 10_000, "{:?}", core.state("alone"));
+                launches += 1;
+                core.say("again");
+            }
+            core.say("enough");
+            core.warm_up("step");
+            core.ends(0);
         },
     );
 }
