@@ -25,7 +25,8 @@
 //!
 //! Where contexts take turns, a change to another client's costs about 0.2 ms (measured; `docs/operate.md`). There one
 //! client launches until its credit is used up, then the next one that has some. One that idles is waited for as long
-//! as changing to another and back would take.
+//! as changing to another and back would take; if it idles for more than half of its turn, that costs it the rest as if
+//! it had used it.
 //!
 //! [`Shares`] has these rounds and [`Floors`] for a policy, [`Yields`] those of its launches that may have to yield,
 //! [`Leases`] and [`ClientWidth`] what starts unasked beside services.
@@ -45,7 +46,7 @@ pub use leases::{ClientWidth, Lease, Leases, Runs};
 pub use shares::Shares;
 pub use yields::Yields;
 
-use member::{Member, Passed};
+use member::{Member, Passed, Used};
 use saved::SavedRounds;
 use tally_sdk::{Client, ClientId, ClientState, Decision, Launch, UNKNOWN, host};
 
@@ -133,6 +134,8 @@ pub struct Rounds {
     left_ns: u64,
     /// Time for which the turn still waits for what the last owner launched.
     drain_ns: u64,
+    /// For so long others waited in this turn, less [`WALL`] times what its owner used.
+    idle_ns: i64,
     patience_ns: u64,
     /// A launch is held for clients that have nothing to launch.
     is_patient: bool,
@@ -346,7 +349,8 @@ impl Rounds {
         let waited_ns = if launch.high_active() { wall_ns } else { passed_ns };
         self.seen_ns = now_ns;
         self.ahead_ns = 0;
-        self.left_ns = self.left_ns.saturating_sub(passed_ns);
+        let in_turn_ns = passed_ns.min(self.left_ns);
+        self.left_ns -= in_turn_ns;
         self.drain_ns = self.drain_ns.saturating_sub(passed_ns);
         let earned_ns = passed_ns / (100 / PATIENCE_PERCENT);
         let spent_ns = if self.is_patient { waited_ns } else { 0 };
@@ -356,6 +360,7 @@ impl Rounds {
         let in_flight_ns = states.iter().map(|state| state.in_flight_ns);
         let drain_ns = in_flight_ns.fold(turn_ns, u64::saturating_add).saturating_mul(DRAIN);
         let since = Passed { passed_ns, waited_ns, drain_ns };
+        let had = self.owner_used();
         for state in &states {
             if let Ok(at) = self.members.binary_search_by_key(&state.id, |member| member.id) {
                 let member = &mut self.members[at];
@@ -366,7 +371,32 @@ impl Rounds {
                 }
             }
         }
+        if let Some((at, had_ns)) = had {
+            self.charge_idle(at, had_ns, in_turn_ns);
+        }
         self.active = self.members.iter().filter(|member| !member.idles(now_ns)).count();
+    }
+
+    /// Whose turn it is, if others wait for nobody else, and GPU time that it used.
+    fn owner_used(&self) -> Option<(usize, u64)> {
+        let owner = self.owner.filter(|_| self.one_at_a_time);
+        let at = self.members.iter().position(|member| Some(member.id) == owner)?;
+        let id = self.members[at].id;
+        let is_waited_for = |m: &Member| m.id != id && m.waits;
+        let is_drained = |m: &Member| m.id == id || !m.in_flight || m.is_overdue();
+        let waits = self.members.iter().any(is_waited_for);
+        (waits && self.members.iter().all(is_drained))
+            .then(|| (at, self.members[at].used.map_or(0, Used::all_ns)))
+    }
+
+    /// Beyond [`WALL`] times what it uses, a turn costs its owner the time for which others wait as if it had used it.
+    fn charge_idle(&mut self, at: usize, had_ns: u64, passed_ns: u64) {
+        let mine = &mut self.members[at];
+        let used_ns = mine.used.map_or(0, Used::all_ns).saturating_sub(had_ns).saturating_mul(WALL);
+        let before_ns = self.idle_ns.max(0);
+        self.idle_ns =
+            self.idle_ns.saturating_add_unsigned(passed_ns).saturating_sub_unsigned(used_ns);
+        mine.credit_ns = mine.credit_ns.saturating_sub(self.idle_ns.max(0) - before_ns);
     }
 
     /// GPU time that all of them were charged since they were looked at.
@@ -476,6 +506,7 @@ impl Rounds {
             find(&self.members)
         });
         let next = next.unwrap_or(0);
+        self.idle_ns = 0;
         self.owner = Some(self.members[next].id);
         self.left_ns = self.turn_of(next);
         self.drain_ns = self.left_ns.saturating_mul(DRAIN);

@@ -17,7 +17,7 @@ const DIGITS_MAX: usize = 20;
 /// What [`Rounds::saved`] wrote. Read when the policy is restored: the first client joins while launches wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SavedRounds {
-    round: Option<[u64; 16]>,
+    round: Option<[u64; 17]>,
     members: Vec<Member>,
 }
 
@@ -54,6 +54,7 @@ impl Rounds {
             self.leases,
             self.is_round_over.into(),
             self.places,
+            self.idle_ns.cast_unsigned(),
         ];
         let mut lines = String::with_capacity(LINE_BYTES * (1 + self.members.len()));
         put_line(&mut lines, ROUND, round);
@@ -70,7 +71,7 @@ impl Rounds {
         let Some(round) = saved.round else { return self };
         let [turn_ns, one_at_a_time, owner, left, drain, round @ ..] = round;
         let [patience, is_patient, seen, long_turn, active, ahead, round @ ..] = round;
-        let [asked_until, idle_look, leases, is_round_over, places] = round;
+        let [asked_until, idle_look, leases, is_round_over, places, idle] = round;
         if (turn_ns, one_at_a_time) != (self.turn_ns, u64::from(self.one_at_a_time)) {
             return self;
         }
@@ -87,6 +88,8 @@ impl Rounds {
         self.active = active.min(super::MEMBERS_MAX as u64) as usize;
         (self.ahead_ns, self.leases, self.is_round_over) = (ahead, leases, is_round_over > 0);
         self.places = places.min(PLACES_MAX);
+        let turn_ns = i64::try_from(turn_ns).unwrap_or(i64::MAX);
+        self.idle_ns = idle.cast_signed().clamp(-turn_ns, turn_ns);
         self.known = saved.members;
         self.known.iter_mut().for_each(|member| member.active_ns = member.active_ns.min(now_ns));
         self

@@ -443,6 +443,17 @@ fn time_of_high_priority_work_is_no_part_of_a_turn() {
 
 /// Its kernel waits for a word that the other program will write.
 #[test]
+fn in_turns_the_neighbour_of_one_that_idles_gets_its_share_of_the_time() {
+    for (weight, kernel_ns) in [(1, 10 * US), (1, 100 * US), (10, 10 * US), (10, 100 * US)] {
+        let programs = [one_by_one(weight, kernel_ns, 450 * US), ahead(1, 200 * US)];
+        let bench = after(Rounds::one_at_a_time(TURN), &programs, 20 * SECOND);
+        let part = bench.charged_ns()[1] as f64 / (20 * SECOND) as f64;
+        let fair = 1.0 / f64::from(weight + 1);
+        assert!((0.8 * fair..1.1 * fair).contains(&part), "{weight} {kernel_ns}: {part}");
+    }
+}
+
+#[test]
 fn who_has_a_launch_that_does_not_end_holds_nobody_back_for_ever() {
     for mut rounds in both() {
         (0..2).for_each(|id| rounds.joined(&client(id, BestEffort)));

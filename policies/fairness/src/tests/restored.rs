@@ -11,7 +11,7 @@ const RELOAD: u64 = 2 * USED;
 /// else it says is the most that a number can be.
 fn round(turn: u64, owner: u64, left: u64, seen: u64) -> String {
     let max = u64::MAX;
-    let more = format!("{max} {max} {max} {max} {max} 1 {max}");
+    let more = format!("{max} {max} {max} {max} {max} 1 {max} {max}");
     format!("round {TURN} {turn} {owner} {left} {left} {left} 1 {seen} {max} {more}\n")
 }
 
