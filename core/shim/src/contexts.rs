@@ -4,9 +4,9 @@
 //! its locks those alone that count references are held over the driver's call, which may wait for what runs in the
 //! context.
 //!
-//! References are counted by one thread at a time: two that give up the last two at once would both take the other's for
-//! the last, and one that is taken just after the last was given up would look as if the context had stayed. A thread
-//! waits for that as long as for the driver, but no longer than some seconds.
+//! References are counted by one thread at a time: two that give up the last two at once would each take the other's
+//! for the last, and one that is taken just after the last was given up would look as if the context had stayed. A
+//! thread waits for its turn as long as for the driver, but no longer than some seconds.
 //!
 //! What is known of a context is taken away before the driver is called, and put back if the context is not
 //! destroyed after all: as soon as it is gone, another thread may have a new one with the same handle.

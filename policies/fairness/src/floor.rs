@@ -21,7 +21,7 @@ const FLOORS_MAX: usize = 90;
 /// A client that had more than its share has as much less for at most so long.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// GPU time that a client is owed when it becomes due, and at most.
-const BURST_NS: i64 = 2_000_000;
+pub(crate) const BURST_NS: u64 = 2_000_000;
 const CREDIT_NS: i64 = 8_000_000;
 /// What a saved state says that a client owes, or used without being charged, is believed up to its share of the
 /// window, or up to one long launch if that is more: any policy may have written it.
@@ -136,7 +136,7 @@ impl Floor {
             // What was charged before, and when that was, may be invented.
             self.bound();
         }
-        let burst = (1_000 * BURST_NS).min(most / 2);
+        let burst = times(BURST_NS, 1_000).min(most / 2);
         let owed = self.owed.saturating_sub(self.used);
         self.is_due = owed > if self.is_due { 0 } else { burst - 1 };
         // What it has on the GPU is not charged yet.

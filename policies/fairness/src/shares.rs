@@ -1,5 +1,6 @@
 //! What policies do with weights and floors alike, whatever else they decide by.
 
+use crate::floor::BURST_NS;
 use crate::long::LongLaunch;
 use crate::saved::{numbers, put_line};
 use crate::{Due, Floors, Rounds, SavedRounds};
@@ -190,15 +191,14 @@ impl Shares {
     }
 
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not
-    /// yield: it would not get on.
+    /// yield, and has room for all that it is owed: it would not get on.
     pub fn set_terms(&mut self, terms: Terms) {
         (self.window_ns, self.parts) = (terms.window_ns, self.rounds.active());
         let leases = terms.leases && !self.rounds.is_shared();
         let floors = &self.floors;
-        self.clients.set_terms_of(|client| Terms {
-            leases,
-            yields: terms.yields.filter(|_| !floors.is_due(client)),
-            ..terms
+        self.clients.set_terms_of(|client| match floors.is_due(client) {
+            true => Terms { leases, yields: None, window_ns: terms.window_ns.max(BURST_NS) },
+            false => Terms { leases, ..terms },
         });
     }
 

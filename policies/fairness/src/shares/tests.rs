@@ -77,9 +77,10 @@ fn who_shares_has_a_short_window_and_no_lease() {
     );
     let terms = Terms { window_ns: MS, leases: true, yields };
     shares.set_terms(terms);
-    let window = |client| Call::SetWindow { client, window_ns: MS };
+    let window = |client, ms| Call::SetWindow { client, window_ns: ms * MS };
     let auto = Call::SetAutoYield { client: OTHER, enabled: true, idle_ns: 100 };
-    assert_eq!(calls(), [window(FLOORED), window(OTHER), auto], "who is due does not yield");
+    let told = [window(FLOORED, 2), window(OTHER, 1), auto];
+    assert_eq!(calls(), told, "who is due has room for what it is owed, and does not yield");
     shares.left(FLOORED);
     assert_eq!((shares.window_ns(WINDOW_OPEN), shares.lease(7)), (WINDOW_OPEN, 7));
     shares.set_terms(terms);

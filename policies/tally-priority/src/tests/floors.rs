@@ -120,7 +120,8 @@ fn what_it_has_under_way_does_not_yield_while_it_is_due() {
     let timer = Call::SetTimer { delay_ns: 10 * MS + 1, token: 0 };
     assert!(calls().contains(&timer));
     policy.fired(10 * MS + 1, 0);
-    assert_eq!(calls(), [yields(BATCH, false)]);
+    let window = |ms| Call::SetWindow { client: BATCH, window_ns: ms * MS };
+    assert_eq!(calls(), [window(2), yields(BATCH, false)]);
     // Another policy of the same code goes on so.
     let mut next: Priority = reloaded(&policy, "").unwrap();
     calls();
@@ -131,6 +132,6 @@ fn what_it_has_under_way_does_not_yield_while_it_is_due() {
     for policy in [&mut policy, &mut next] {
         let busy = Launch { predicted_ns: 50 * MS, ..busy(11 * MS) };
         assert!(matches!(policy.decide(&busy).decision, Decision::Hold(_)));
-        assert_eq!(calls(), [yields(BATCH, true)]);
+        assert_eq!(calls(), [window(1), yields(BATCH, true)]);
     }
 }
