@@ -99,9 +99,11 @@ mod tests {
     #[test]
     fn whatever_is_set_is_told_to_the_driver_and_occupancy_is_forgotten() {
         let calls: [(fn() -> CuResult, CuResult); 3] = [
-            // SAFETY: functions that do nothing.
+            // SAFETY: a function that does nothing.
             (|| unsafe { func_set_attribute(refuses, false, null_mut(), 8, 1) }, 1),
+            // SAFETY: as above.
             (|| unsafe { kernel_set_attribute(accepts, false, 8, 1, null_mut(), 0) }, SUCCESS),
+            // SAFETY: as above.
             (|| unsafe { set_configuration(adds, false, 1, 2, 3, 4, 5, 6) }, 21),
         ];
         for (call, result) in calls {
