@@ -4,6 +4,7 @@ use crate::cuda::{Ptr, SUCCESS, driver};
 use crate::host::host;
 use crate::lock::{Held, Lock, Locked};
 use crate::places;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Acquire;
@@ -46,6 +47,8 @@ const PRIMARY_MAX: usize = 64;
 /// Turns of those that take or give up references to the primary context of a device: who gives up the last one looks
 /// whether the context is gone, which another thread may make anew.
 static TURNS: [Lock; 16] = [const { Lock::new() }; 16];
+/// Likewise of those that attach to contexts and detach.
+static ATTACHES: Lock = Lock::new();
 /// Nobody waits longer for its turn: a last release waits for what runs, which may wait for the program.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
@@ -53,9 +56,38 @@ fn turn_of(device: c_int) -> &'static Lock {
     &TURNS[device.unsigned_abs() as usize % TURNS.len()]
 }
 
-/// The program takes or gives up a reference to the device's primary context from now on, until this is dropped.
-pub fn primary_turn(device: c_int) -> Option<Held<'static>> {
-    turn_of(device).lock_within(TURN_MAX)
+thread_local! {
+    static HAS_TURN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread takes or gives up a reference to a context until this is dropped.
+#[derive(Debug)]
+pub struct Turn(#[allow(dead_code, reason = "held until it is dropped")] Held<'static>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        HAS_TURN.set(false);
+    }
+}
+
+/// To take or give up a reference to the device's primary context. `None`: nobody waits any longer, or the thread has a
+/// turn, for the driver calls a tool's function within.
+pub fn primary_turn(device: c_int) -> Option<Turn> {
+    turn(turn_of(device))
+}
+
+/// Likewise to attach to a context, or to detach.
+pub fn attach_turn() -> Option<Turn> {
+    turn(&ATTACHES)
+}
+
+fn turn(of: &'static Lock) -> Option<Turn> {
+    if HAS_TURN.get() {
+        return None;
+    }
+    let held = of.lock_within(TURN_MAX)?;
+    HAS_TURN.set(true);
+    Some(Turn(held))
 }
 
 /// Whether a context is its device's primary one. False also if it is not current to the calling thread, or its device
@@ -69,10 +101,7 @@ pub(crate) fn is_primary(context: usize) -> bool {
     if driver().current_context() != context {
         return false;
     }
-    let primary = primary_of_current();
-    if primary == 0 {
-        return false;
-    }
+    let Some(primary) = primary_of_current() else { return false };
     let is_primary = primary == context;
     PRIMARY.with(|all| {
         if all.len() == PRIMARY_MAX {
@@ -83,34 +112,36 @@ pub(crate) fn is_primary(context: usize) -> bool {
     is_primary
 }
 
-/// The primary context of the current context's device; 0: it is not active.
-fn primary_of_current() -> usize {
+/// The primary context of the current context's device; 0: it is not active. `None`: not known just now.
+fn primary_of_current() -> Option<usize> {
     let d = driver();
-    let (Some(device_of), Some(state)) = (d.ctx_device, d.primary_state) else { return 0 };
-    let (Some(retain), Some(release)) = (d.primary_retain, d.primary_release) else { return 0 };
+    let (device_of, state) = (d.ctx_device?, d.primary_state?);
+    let (retain, release) = (d.primary_retain?, d.primary_release?);
     let (mut device, mut flags, mut active) = (0, 0, 0);
     let mut context: Ptr = std::ptr::null_mut();
     // SAFETY: a valid out-pointer.
     if unsafe { device_of(&mut device) } != SUCCESS {
-        return 0;
+        return None;
     }
     // A reference of ours would hide the program's last release. Who releases may wait for this thread.
-    let Some(_turn) = turn_of(device).try_lock() else { return 0 };
+    let _turn = turn_of(device).try_lock()?;
     // SAFETY: valid out-pointers; retained and released in turn.
     unsafe {
-        if state(device, &mut flags, &mut active) != SUCCESS
-            || active == 0
-            || retain(&mut context, device) != SUCCESS
-        {
-            return 0;
+        if state(device, &mut flags, &mut active) != SUCCESS {
+            return None;
         }
-        release(device);
+        if active != 0 {
+            if retain(&mut context, device) != SUCCESS {
+                return None;
+            }
+            release(device);
+        }
     }
-    context as usize
+    Some(context as usize)
 }
 
-/// A context is gone: a later one may have its handle.
-pub(crate) fn forget(context: usize) {
+/// A context is gone, or new: it may have the handle of another one.
+pub fn forget(context: usize) {
     PRIMARY.with(|all| all.retain(|(of, _)| *of != context));
 }
 
@@ -132,7 +163,8 @@ pub(crate) fn has_queues_for(context: usize, more: u32) -> bool {
 pub(crate) fn reset() {
     CLOSING.reset(Vec::new());
     PRIMARY.reset(Vec::new());
-    TURNS.iter().for_each(Lock::reset);
+    TURNS.iter().chain([&ATTACHES]).for_each(Lock::reset);
+    HAS_TURN.set(false);
     SM_LIMITED.store(0, std::sync::atomic::Ordering::SeqCst);
     places::forget();
 }

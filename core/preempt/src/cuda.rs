@@ -317,6 +317,7 @@ driver_table! {
     event_query: [c"cuEventQuery"] fn(Ptr);
     event_elapsed: [c"cuEventElapsedTime_v2", c"cuEventElapsedTime"] fn(*mut f32, Ptr, Ptr);
     mem_info: [c"cuMemGetInfo_v2"] fn(*mut usize, *mut usize);
+    mem_free: [c"cuMemFree_v2"] fn(u64);
     mem_alloc: [c"cuMemAlloc_v2"] fn(*mut u64, usize);
     mem_set: [c"cuMemsetD32Async"] fn(u64, c_uint, usize, Ptr);
     copy_out: [c"cuMemcpyDtoHAsync_v2"] fn(Ptr, u64, usize, Ptr);

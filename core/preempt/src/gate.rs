@@ -65,7 +65,7 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
     const MISSING: i32 = NOT_SUPPORTED;
     let d = driver();
     let address = d.share_page(&client.gates)?;
-    let mut flag = 0;
+    let (mut room, mut flag) = (0, 0);
     let (mut low, mut high) = (0, 0);
     let (mut flag_stream, mut rescue_stream) = (std::ptr::null_mut(), std::ptr::null_mut());
     let words = 2 * FLAG_LINES * FLAG_STRIDE_BYTES as usize / 4;
@@ -77,8 +77,8 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
         let create = d.stream_create.ok_or(MISSING)?;
         check(create(&mut flag_stream, STREAM_NON_BLOCKING, high))?;
         check(create(&mut rescue_stream, STREAM_NON_BLOCKING, high))?;
-        check(d.mem_alloc.ok_or(MISSING)?(&mut flag, FLAG_ROOM_BYTES))?;
-        flag += FLAG_ROOM_BYTES as u64 / 2;
+        check(d.mem_alloc.ok_or(MISSING)?(&mut room, FLAG_ROOM_BYTES))?;
+        flag = room + FLAG_ROOM_BYTES as u64 / 2;
         check(d.mem_set.ok_or(MISSING)?(flag, 0, words, flag_stream))?;
         check(d.stream_synchronize.ok_or(MISSING)?(flag_stream))
     };
@@ -89,6 +89,10 @@ pub(crate) fn make(client: &'static ClientRegion) -> Result<(), i32> {
                 // SAFETY: a stream of our own, in which nothing runs.
                 unsafe { destroy(stream) };
             }
+        }
+        if let Some(free) = d.mem_free.filter(|_| room != 0) {
+            // SAFETY: memory of our own, which nothing uses.
+            unsafe { free(room) };
         }
         return Err(error);
     }

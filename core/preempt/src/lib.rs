@@ -74,7 +74,7 @@ mod transformed;
 pub mod vendor;
 mod watch;
 
-pub use contexts::primary_turn;
+pub use contexts::{attach_turn, forget as forget_context, primary_turn};
 pub use occupancy::resident;
 pub use transformed::{plain_function, registers};
 pub use watch::may_need_help;

@@ -22,11 +22,10 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
-use std::time::Duration;
 use tally_preempt::cuda::{CuResult, Ptr, SUCCESS, driver};
 use tally_preempt::graphs::{self, home};
-use tally_preempt::lock::{Lock, Locked};
-use tally_preempt::primary_turn;
+use tally_preempt::lock::Locked;
+use tally_preempt::{attach_turn, forget_context, primary_turn};
 
 /// The program's references to primary contexts, by device.
 static RETAINED: Locked<BTreeMap<c_int, u64>> = Locked::new(BTreeMap::new());
@@ -34,10 +33,10 @@ static RETAINED: Locked<BTreeMap<c_int, u64>> = Locked::new(BTreeMap::new());
 /// References to contexts made by `cuCtxAttach`, beside the one that each begins with.
 static ATTACHED: Locked<BTreeMap<usize, u64>> = Locked::new(BTreeMap::new());
 
-/// Held by who attaches or detaches: of two that detach at once, one destroys the context.
-static ATTACHES: Lock = Lock::new();
-/// Nobody waits for it longer: the last one to detach waits for what runs in the context.
-const ATTACHES_MAX: Duration = Duration::from_secs(5);
+/// A turn to take or give up references, where it matters who gives up the last one.
+fn turn<T>(of: impl FnOnce() -> Option<T>) -> Option<T> {
+    state::client().and_then(|_| of())
+}
 
 /// Destroy a context by calling the driver; `destroy` says whether it did.
 fn destroying(context: usize, destroy: impl FnOnce() -> bool) -> bool {
@@ -110,7 +109,7 @@ pub unsafe fn attach(
     ctx: *mut Ptr,
     flags: c_uint,
 ) -> CuResult {
-    let _turn = ATTACHES.lock_within(ATTACHES_MAX);
+    let _turn = turn(attach_turn);
     // SAFETY: the caller's arguments.
     let result = unsafe { real(ctx, flags) };
     if result == SUCCESS && !ctx.is_null() {
@@ -130,7 +129,7 @@ pub unsafe fn detach(
     per_thread: bool,
     ctx: Ptr,
 ) -> CuResult {
-    let _turn = ATTACHES.lock_within(ATTACHES_MAX);
+    let _turn = turn(attach_turn);
     let others = ATTACHED.with(|all| all.get(&(ctx as usize)).copied());
     if others.is_none() {
         // SAFETY: the caller's arguments.
@@ -183,11 +182,15 @@ pub unsafe fn primary_retain(
     ctx: *mut Ptr,
     device: c_int,
 ) -> CuResult {
-    let _turn = primary_turn(device);
+    let _turn = turn(|| primary_turn(device));
     // SAFETY: the caller's arguments.
     let result = unsafe { real(ctx, device) };
     if result == SUCCESS {
         retained(device);
+        if !ctx.is_null() {
+            // SAFETY: the driver has just written it.
+            forget_context(unsafe { *ctx } as usize);
+        }
     }
     result
 }
@@ -257,7 +260,7 @@ pub unsafe fn primary_reset(
         result = unsafe { real(device) };
         result == SUCCESS
     };
-    let _turn = primary_turn(device);
+    let _turn = turn(|| primary_turn(device));
     match primary_context(device) {
         context if context != 0 && state::client().is_some() => {
             give_up_green(context);
@@ -293,7 +296,7 @@ pub unsafe fn primary_release(
     device: c_int,
 ) -> CuResult {
     let mut result = SUCCESS;
-    let _turn = primary_turn(device);
+    let _turn = turn(|| primary_turn(device));
     releasing(device, ending_primary(device), || {
         // SAFETY: the caller's arguments.
         result = unsafe { real(device) };
@@ -314,7 +317,7 @@ pub unsafe fn green_create(
     device: c_int,
     flags: c_uint,
 ) -> CuResult {
-    let _turn = primary_turn(device);
+    let _turn = turn(|| primary_turn(device));
     // SAFETY: the caller's arguments.
     let result = unsafe { real(green, description, device, flags) };
     if result == SUCCESS && !green.is_null() {
@@ -385,7 +388,7 @@ pub unsafe fn green_destroy(
         }
         None => call(),
     };
-    let _turn = primary_turn(known.device);
+    let _turn = turn(|| primary_turn(known.device));
     let primary = ending_primary(known.device);
     releasing(known.device, primary, || match known.context {
         context if context != 0 && state::client().is_some() => destroying(context, end),
@@ -401,7 +404,6 @@ pub unsafe fn green_destroy(
 pub fn reset() {
     RETAINED.reset(BTreeMap::new());
     ATTACHED.reset(BTreeMap::new());
-    ATTACHES.reset();
 }
 
 #[cfg(test)]

@@ -242,6 +242,11 @@ impl Floors {
         self.find(client).is_ok_and(|at| self.all[at].is_due)
     }
 
+    /// The clients that are due, in order.
+    pub(crate) fn are_due(&self) -> impl Iterator<Item = ClientId> {
+        self.all.iter().filter(|floor| floor.is_due).map(|floor| floor.id)
+    }
+
     /// Whether a client has a floor, as far as was seen.
     pub fn has(&self, client: ClientId) -> bool {
         self.find(client).is_ok()

@@ -166,7 +166,7 @@ impl Rounds {
 
     /// Several clients share, and each launch of theirs has to be asked about.
     pub fn is_shared(&self) -> bool {
-        self.turn_ns > 0 && self.members.len() > 1
+        self.turn_ns > 0 && self.members.len() + self.others.len() > 1
     }
 
     /// Clients that have work now and then, as far as is known.

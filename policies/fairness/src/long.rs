@@ -51,11 +51,13 @@ pub(crate) struct LongLaunch {
 
 impl LongLaunch {
     /// A launch is about to start. `None`: it may, or the decision by which it waits for another client's long one.
-    /// Longer than `window_ns` is long. One that `goes_first` waits for none, and others wait for it.
+    /// Longer than `window_ns` is long, and another client has no long one under way if it has no more there than its
+    /// own window. One that `goes_first` waits for none, and others wait for it.
     pub(crate) fn hold(
         &mut self,
         launch: &Launch,
         window_ns: u64,
+        window_of: impl FnOnce(ClientId) -> u64,
         goes_first: bool,
     ) -> Option<Decision> {
         let (now_ns, me) = (launch.now_ns, launch.client);
@@ -64,6 +66,7 @@ impl LongLaunch {
             return None;
         }
         if let Some(other) = self.of.filter(|of| *of != me) {
+            let window_ns = window_of(other);
             let has_ended = host::client(other).is_none_or(|one| one.in_flight_ns <= window_ns);
             if !goes_first && !has_ended && now_ns < self.until_ns {
                 self.held.get_or_insert(Held { client: me, from_ns: now_ns, next_until_ns: None });
@@ -86,6 +89,10 @@ impl LongLaunch {
             }
             self.judge(now_ns, false);
         }
+        if self.held.is_some_and(|held| held.client == me) {
+            // It goes for the sake of its floor, or went as no long one.
+            self.judge(now_ns, false);
+        }
         let lasts_ns = launch.in_flight_ns.saturating_add(launch.predicted_ns);
         self.of = Some(me);
         self.until_ns = now_ns.saturating_add(lasts_ns.saturating_mul(TIMES));
@@ -95,7 +102,7 @@ impl LongLaunch {
     /// A launch is held no longer.
     fn judge(&mut self, now_ns: u64, is_in_vain: bool) {
         let Some(held) = self.held.take() else { return };
-        let ns = now_ns.saturating_sub(held.from_ns);
+        let ns = now_ns.saturating_sub(held.from_ns).min(JUDGED_NS);
         self.held_ns = self.held_ns.saturating_add(ns);
         if is_in_vain {
             self.lost_ns = self.lost_ns.saturating_add(ns);

@@ -54,7 +54,9 @@ impl Rounds {
             let (Some(of), Some(at)) = (of, at) else { continue };
             self.places += 1;
             let mine = &mut self.members[of];
-            let gone = Member { weight: mine.weight, ..Member::none(mine.id) };
+            // What it owes it pays once it has a place again.
+            let (weight, credit_ns) = (mine.weight, mine.credit_ns.min(0));
+            let gone = Member { weight, credit_ns, ..Member::none(mine.id) };
             let other = std::mem::replace(&mut self.others[at], gone);
             *mine = Member { place: self.places, ..other };
             self.owner = self.owner.filter(|owner| owner != old);

@@ -24,10 +24,11 @@ pub(crate) struct SavedRounds {
 impl SavedRounds {
     /// From such lines, among others.
     pub(crate) fn read(lines: &str) -> Self {
-        SavedRounds {
-            round: lines.lines().find_map(|line| numbers(line, ROUND)),
-            members: lines.lines().filter_map(Member::read).take(super::MEMBERS_MAX).collect(),
-        }
+        let mut members: Vec<Member> =
+            lines.lines().filter_map(Member::read).take(super::MEMBERS_MAX).collect();
+        members.sort_by_key(|member| member.id);
+        members.dedup_by_key(|member| member.id);
+        SavedRounds { round: lines.lines().find_map(|line| numbers(line, ROUND)), members }
     }
 }
 
@@ -88,8 +89,9 @@ impl Rounds {
         self.active = active.min(super::MEMBERS_MAX as u64) as usize;
         (self.ahead_ns, self.leases, self.is_round_over) = (ahead, leases, is_round_over > 0);
         self.places = places.min(PLACES_MAX);
-        let turn_ns = i64::try_from(turn_ns).unwrap_or(i64::MAX);
-        self.idle_ns = idle.cast_signed().clamp(-turn_ns, turn_ns);
+        // A turn ends after some time in any case.
+        let most_ns = (super::WALL * super::LONGEST_NS_MAX) as i64;
+        self.idle_ns = idle.cast_signed().clamp(-most_ns, most_ns);
         self.known = saved.members;
         self.known.iter_mut().for_each(|member| member.active_ns = member.active_ns.min(now_ns));
         self

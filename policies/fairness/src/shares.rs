@@ -166,7 +166,14 @@ impl Shares {
     /// [`Shares::hold`], so that nothing but what is saved says which terms a client has.
     #[inline]
     pub fn has_new_parts(&self) -> bool {
-        self.rounds.is_shared() && self.parts != self.rounds.active()
+        let parts = if self.rounds.is_shared() { self.rounds.active() } else { self.parts.max(1) };
+        self.parts != parts
+    }
+
+    /// Who is due by its floor has changed: [`Shares::has_new_parts`], so that terms are set once in a call, which costs
+    /// time for each client.
+    pub fn wants_terms(&mut self) {
+        self.parts = 0;
     }
 
     /// A best-effort launch that could start now: `None`, or the decision by which it waits for its turn. One `is_due`
@@ -187,7 +194,12 @@ impl Shares {
         if self.time_sliced || launch.high_clients == 0 || !are_several {
             return None;
         }
-        self.long.hold(launch, self.window_ns, is_due)
+        let (floors, window_ns) = (&self.floors, self.window_ns);
+        let window_of = |other| match floors.is_due(other) {
+            true => window_due(window_ns),
+            false => window_ns,
+        };
+        self.long.hold(launch, window_ns, window_of, is_due)
     }
 
     /// Give best-effort clients these terms, but for leases where several share. Who is due by its floor does not
@@ -195,10 +207,12 @@ impl Shares {
     pub fn set_terms(&mut self, terms: Terms) {
         (self.window_ns, self.parts) = (terms.window_ns, self.rounds.active());
         let leases = terms.leases && !self.rounds.is_shared();
-        let floors = &self.floors;
-        self.clients.set_terms_of(|client| match floors.is_due(client) {
-            true => Terms { leases, yields: None, window_ns: terms.window_ns.max(BURST_NS) },
-            false => Terms { leases, ..terms },
+        let others = Terms { leases, ..terms };
+        let due = Terms { yields: None, window_ns: window_due(terms.window_ns), ..others };
+        let are_due: Vec<ClientId> = self.floors.are_due().collect();
+        self.clients.set_terms_of(|client| match are_due.binary_search(&client) {
+            Ok(_) => due,
+            Err(_) => others,
         });
     }
 
@@ -218,6 +232,11 @@ impl Shares {
         let saved = (SavedRounds::read(lines), Floors::read(lines), LongLaunch::read(lines));
         self.saved = Some(saved);
     }
+}
+
+/// The window of who is due by its floor: room for what it is owed.
+fn window_due(window_ns: u64) -> u64 {
+    window_ns.max(BURST_NS)
 }
 
 #[cfg(test)]

@@ -127,10 +127,14 @@ impl Priority {
     fn decide_with_floors(&mut self, launch: Launch) -> Answer {
         let launch = &launch;
         let due = self.shares.floors.due(launch);
-        if self.shares.floors.take_changed() {
-            self.set_terms();
+        let is_changed = self.shares.floors.take_changed();
+        if is_changed {
+            self.shares.wants_terms();
         }
         let answer = self.decide_by(launch, due == Some(Due::Now));
+        if is_changed && self.shares.has_new_parts() {
+            self.set_terms();
+        }
         let may_yield = self.yields().is_some();
         let (answer, for_floor) =
             self.shares.with_floor(launch, answer, due, may_yield, Reason::Floor);

@@ -269,6 +269,17 @@ fn in_turns_each_of_many_has_one_within_seconds() {
     assert!(waits_ns.max().unwrap() < 8 * SECOND);
 }
 
+/// Who gives up its place owes as much when it has one again.
+#[test]
+fn in_turns_among_many_long_launches_are_paid_for() {
+    let mut programs = [Program { ahead: 4, ..program(1, MS / 5) }; 100];
+    programs[0].kernel_ns = 200 * MS;
+    let mut gpu = Gpu::new(native("tally-priority", ""), SharingMode::TimeSliced, false, &programs);
+    gpu.run_until(120 * SECOND);
+    let part = gpu.part(0, 0, 120 * SECOND);
+    assert!((0.003..0.03).contains(&part), "{part}");
+}
+
 /// `wait_ms_max` is 1 000 ms.
 #[test]
 fn a_program_that_runs_ahead_has_one_launch_at_a_time_run_because_it_waited_for_long() {
@@ -309,6 +320,7 @@ fn floors_of_many_clients_cost_no_call_more_than_its_fuel() {
                 "{policy}, {clients}: {:?}",
                 stats.last_fault
             );
+            assert!(gpu.states.iter().all(|state| state.ended > 10), "{policy}, {clients}");
         }
     }
 }

@@ -375,6 +375,8 @@ fn threads_that_give_up_the_last_references_at_once_end_the_context() {
             goes_on_in_each(device, 300, Device::primary_context, |device| {
                 let cuda = device.cuda;
                 at_once(cuda, null_mut(), [&|| release(cuda), &|| retain(cuda)]);
+                release(cuda);
+                assert!(!is_primary_active(device));
             });
             say("done");
             hear();

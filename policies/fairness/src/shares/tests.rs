@@ -336,6 +336,16 @@ fn a_launch_that_is_due_by_its_floor_waits_for_nobody_and_others_wait_for_its_lo
     // What was held is judged by how long that was, whoever went first meanwhile.
     let later = |ms: u64| Launch { now_ns: (1 + ms) * MS, ..due };
     (1..20).for_each(|ms| assert_eq!(shares.hold_long(&later(ms), true), None));
+    // Once it goes itself, nobody is held any more.
+    let mut own = two();
+    own.joined(0, &client(7, High), |_| unreachable!());
+    own.set_terms(Terms { window_ns: MS, leases: false, yields: None });
+    assert_eq!(own.hold_long(&other, false), None);
+    assert!(own.hold_long(&due, false).is_some());
+    assert_eq!(own.hold_long(&due, true), None);
+    let saved = own.saved();
+    let line = saved.lines().find(|line| line.starts_with("long ")).unwrap();
+    assert!(line.contains(&format!(" {} 0 {} ", u64::MAX, u64::MAX)), "{line}");
     let held_from_ms = |shares: &Shares| {
         let saved = shares.saved();
         let line = saved.lines().find(|line| line.starts_with("long ")).unwrap();

@@ -75,6 +75,22 @@ fn no_saved_state_starves_a_client() {
 }
 
 #[test]
+fn saved_clients_that_are_gone_leave_their_places_to_others() {
+    let equal = member(0, 0, 0, 0, 0, 0).repeat(MEMBERS_MAX);
+    let gone: String = (100..100 + MEMBERS_MAX).map(|id| member(id, 0, 0, 0, 0, 0)).collect();
+    for rounds in both() {
+        for members in [&equal, &gone] {
+            let lines = round(rounds.one_at_a_time.into(), 100, 0, 0) + members;
+            let programs = [ahead(3, 200 * US), ahead(1, 200 * US)];
+            let bench = restored(rounds.clone(), &lines, &programs);
+            let had_ns = bench.states.iter().map(|state| state.charged_ns - USED);
+            let [heavy, light] = had_ns.collect::<Vec<_>>()[..] else { panic!() };
+            assert!((2 * light..5 * light).contains(&heavy), "{heavy} {light}");
+        }
+    }
+}
+
+#[test]
 fn restored_numbers_are_bounded_by_a_few_rounds() {
     for rounds in both() {
         let turn = u64::from(rounds.one_at_a_time);
