@@ -170,8 +170,8 @@ impl Shares {
         self.parts != parts
     }
 
-    /// Who is due by its floor has changed: [`Shares::has_new_parts`], so that terms are set once in a call, which costs
-    /// time for each client.
+    /// Who is due by its floor has changed: [`Shares::has_new_parts`] then, so that terms are set once in a call, which
+    /// takes time for each client.
     pub fn wants_terms(&mut self) {
         self.parts = 0;
     }
